@@ -382,7 +382,7 @@ def walk(
             stack.enter_context(mock.patch.object(module, "scratch", lambda: decisions.scratch))
         for name in ("TRIAGE_SECONDS", "ANALYZE_SECONDS", "WORKAROUND_SECONDS", "PROGRAM_SECONDS"):
             stack.enter_context(mock.patch.object(road, name, SECONDS))
-        stack.enter_context(mock.patch.object(whole_program, "_nobody", say))
+        stack.enter_context(mock.patch.object(whole_program, "nobody", say))
         found = whole_program.run_and_investigate(
             program,
             watch=watch,

@@ -6,8 +6,8 @@ import pytest
 
 from made import make
 from torchsleuth.front.supervise import program_blame
-from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program
-from torchsleuth.front.supervise.program_runs import Program, ProgramRun, compile_cache
+from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, compile_cache
+from torchsleuth.front.supervise.program_runs import Program, ProgramRun
 
 GOOD = ProgramRun(0, 1.0)
 

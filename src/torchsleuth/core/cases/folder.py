@@ -372,10 +372,8 @@ def _summary(path: Path) -> CaseSummary:
 def run_folder(cases_dir: Path, run_id: str) -> Path:
     """The folder of a run, made where it is missing: `run_folder(Path("cases"), "20260101-120000-abcdef")`."""
     folder = cases_dir.absolute() / RUNS / run_id
-    try:
+    with _explained(cases_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as failure:
-        raise error_of_oserror(cases_dir, failure) from failure
     return folder
 
 
@@ -386,10 +384,8 @@ def write_result(folder: Path, name: str, result: object) -> Path:
     """
     text = result if isinstance(result, str) else json.dumps(result, indent=1)
     path = folder / name
-    try:
+    with _explained(folder):
         write_whole(path, scrubbed(name, text))
-    except OSError as failure:
-        raise error_of_oserror(folder, failure) from failure
     return path
 
 

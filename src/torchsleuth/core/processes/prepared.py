@@ -7,6 +7,7 @@ one cannot be forked; a script in a fork of it sees none either.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from torchsleuth.core.processes.child import Child, scratch
+from torchsleuth.core.processes.child import Child, Process, scratch
 from torchsleuth.core.processes.starting import (
     fresh_environment,
     python_command,
@@ -215,6 +216,37 @@ class PreparedInterpreter:
 
 class NotThere(Exception):
     """The interpreter that was to be forked is gone."""
+
+
+def begin_call(
+    prepared: PreparedInterpreter | None,
+    call: str,
+    arguments: Sequence[str],
+    control: socket.socket,
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    joins: bool = False,
+    python: str = sys.executable,
+) -> Process:
+    """A process that calls `call(["--control=N", *arguments])`, forked where there is an interpreter for it, else
+    started; with `joins` a fork gets a second control, for forks of its own. Closes `control`, which it has then.
+    """
+    with control, contextlib.ExitStack() as stack:
+        try:
+            if prepared is None:
+                raise NotThere
+            controls = [control, *([stack.enter_context(prepared.join())] if joins else [])]
+            return prepared.fork_call(call, arguments, controls, environment, log)
+        except NotThere:
+            return Child(
+                python_command(python, call.partition(":")[0], f"--control={control.fileno()}", *arguments),
+                environment=environment,
+                stdout=log,
+                stderr=log,
+                handed=[control.fileno()],
+                tied=False,
+            )
 
 
 class ForkedProcess:

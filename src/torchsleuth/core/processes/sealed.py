@@ -12,11 +12,12 @@ import faulthandler
 import os
 import platform
 import re
-import resource
 import signal
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator
+
+from torchsleuth.core.processes.tree import be_first_to_go
 
 # Of memory shared with other processes, how much is copied at most.
 MOST_SHARED_BYTES = 1 << 30
@@ -73,9 +74,8 @@ def seal(keep: Collection[int]) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.dont_write_bytecode = True
-    _first_to_go_without_memory()
+    be_first_to_go()
     _own_shared_memory(libc)
     _lead_nowhere(keep)
     faulthandler.disable()  # its file is closed, which Python may warn of: to nobody from here on
@@ -93,14 +93,6 @@ def run_openmp_alone() -> bool:
     for library in libraries:
         ctypes.CDLL(library).omp_set_max_active_levels(0)
     return bool(libraries)
-
-
-def _first_to_go_without_memory() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
-    except OSError:
-        pass  # a wish
 
 
 def _own_shared_memory(libc: ctypes.CDLL) -> None:

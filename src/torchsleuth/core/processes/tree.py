@@ -219,20 +219,16 @@ def is_alive(pid: int) -> bool:
     return not os.path.isdir("/proc/self")
 
 
-def kill_marked(token: str, keep: frozenset[int] = frozenset()) -> int:
+def kill_marked(token: str) -> int:
     """Ends every marked process, again until none is left that was started meanwhile; how many were found."""
-    killed = 0
+    killed: set[int] = set()
     for _ in range(20):
-        found = [pid for pid in marked_processes(token) if pid not in keep]
-        if not found:
+        if not (found := marked_processes(token)):
             break
+        killed.update(found)
         for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-            except OSError:
-                continue
-    return killed
+            send(pid, signal.SIGKILL)
+    return len(killed)
 
 
 def children_of(parent: int) -> list[int]:

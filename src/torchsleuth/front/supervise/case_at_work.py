@@ -20,7 +20,7 @@ from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
 from torchsleuth.core.protocol.steps import Done, Order, Seen
 from torchsleuth.front.supervise.host import SearchHost
-from torchsleuth.front.supervise.program_runs import Program, Say, program_of
+from torchsleuth.front.supervise.program_runs import Program, Say, nobody, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.torch_core.repro.program import PROGRAM
 
@@ -77,10 +77,6 @@ def phase_clock(case: Case) -> float:
     return seconds_of_a_hang(case.extra.get("timeout"), left)
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 @dataclass
 class CaseAtWork:
     """A case and what works on it: `work = CaseAtWork(folder, processes, time.monotonic() + 60, print)`.
@@ -91,8 +87,8 @@ class CaseAtWork:
     folder: CaseFolder
     processes: Processes
     deadline: float
-    note: Say = _nothing
-    follow: Follow = _nothing
+    note: Say = nobody
+    follow: Follow = nobody
     change: Change = NOTHING
 
     @property

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,15 +22,15 @@ from types import TracebackType
 from typing import Self
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.child import Child, Process, goes_with_us, scratch
+from torchsleuth.core.processes.child import goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
-from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
-from torchsleuth.core.processes.starting import fresh_environment, python_command
+from torchsleuth.core.processes.prepared import PreparedInterpreter, begin_call
+from torchsleuth.core.processes.starting import fresh_environment
 from torchsleuth.core.processes.tree import kill_group, resident_bytes
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
 from torchsleuth.core.protocol.steps import FROM_HOST, Begins, Done, HostStarted, Order, Refused, Seen
 
-HOST = "torchsleuth.search.host.main"
+HOST = "torchsleuth.search.host.main:main"
 # Of the time for a step, what the host is not told of: it ends its trials then, and writes what it found.
 GRACE_SECONDS, GRACE_SHARE = 15.0, 0.1
 TICK = 0.25
@@ -93,7 +92,7 @@ class SearchHost:
         order: Order,
         budget: float,
         *,
-        said: Callable[[str], None] = lambda text: None,
+        said: Callable[[str], None],
         heard: Callable[[Seen], None] = lambda message: None,
     ) -> Done:
         """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile.
@@ -140,22 +139,7 @@ class SearchHost:
         arguments = [f"--workers={self.workers}", f"--values={self._values}"]
         arguments += [f"--work={self.work}"] if self.work else []
         arguments += [f"--device={self.device}"] if self.device else []
-        self._process: Process
-        try:
-            with self.prepared.join() as home:
-                self._process = self.prepared.fork_call(
-                    f"{HOST}:main", arguments, [theirs, home], environment, self.log
-                )
-        except NotThere:
-            self._process = Child(
-                python_command(sys.executable, HOST, f"--control={theirs.fileno()}", *arguments),
-                environment=environment,
-                stdout=self.log,
-                stderr=self.log,
-                handed=[theirs.fileno()],
-                tied=False,
-            )
-        theirs.close()
+        self._process = begin_call(self.prepared, HOST, arguments, theirs, environment, self.log, joins=True)
 
     @property
     def log(self) -> Path:

@@ -8,9 +8,12 @@ itself, or that a script says so.
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +44,7 @@ from torchsleuth.front.supervise.program_runs import (
     ProgramRun,
     Say,
     Watch,
-    compile_cache,
+    nobody,
     run_program,
     watch_for,
 )
@@ -132,6 +135,22 @@ class ProgramQuestions:
 # -- the climb
 
 
+def compile_cache() -> Path:
+    """Where Inductor keeps what it compiled for the programs that are started here.
+
+    >>> compile_cache().name.startswith("torchinductor_") or "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    True
+    """
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if given:
+        return Path(given)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the number of a user may have no name
+        user = str(os.getuid())
+    return Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
+
 def _climb(
     questions: ProgramQuestions, backend: str, settings: Sequence[Change], checks_fakes: bool
 ) -> Triage:
@@ -215,7 +234,7 @@ def component_of_program(
     argv: Sequence[str],
     *,
     cases_dir: Path | None = None,
-    say: Say = lambda text: None,
+    say: Say = nobody,
     timeout: float | None = None,
 ) -> ProgramBlame:
     """Which component makes a program fail: a script with its arguments, or a whole command.

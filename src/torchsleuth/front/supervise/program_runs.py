@@ -9,7 +9,6 @@ program's cache gets that one.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import shutil
@@ -306,7 +305,7 @@ def run_unseen(
             settings,
             timeout=timeout,
             stdout=None,
-            note=_say_nothing,
+            note=nobody,
             again=again,
             environment=changed.to_environment(),
         )
@@ -314,8 +313,8 @@ def run_unseen(
         raise CannotRunProgram(f"the program cannot be started ({error})") from error
 
 
-def _say_nothing(_: str) -> None:
-    pass
+def nobody(_: object) -> None:
+    """Listens to what is said or told, and does nothing: `run_unseen` is heard by it."""
 
 
 # Runs a text as Python would run the script it is of.
@@ -350,22 +349,6 @@ def _changed_environment(change: Change, gone: Path) -> dict[str, str]:
         hand_probes_to(cache)
         kept["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     return {**kept, **change.over(change_from_environment()).to_environment()}
-
-
-def compile_cache() -> Path:
-    """Where Inductor keeps what it compiled for the programs that are started here.
-
-    >>> compile_cache().name.startswith("torchinductor_") or "TORCHINDUCTOR_CACHE_DIR" in os.environ
-    True
-    """
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if given:
-        return Path(given)
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container the number of a user may have no name
-        user = str(os.getuid())
-    return Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
 def _tail(file: BinaryIO) -> str:
@@ -450,7 +433,7 @@ def record_device_fault(
     settings: Settings,
     timeout: float | None,
     deadline: float,
-    say: Say = _say_nothing,
+    say: Say = nobody,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Where a device failed and no call of a graph was seen to fail: the program once more, each call waited for."""

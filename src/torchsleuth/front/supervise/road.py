@@ -37,7 +37,7 @@ from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follo
 from torchsleuth.front.supervise.host import HostLost, StepRefused
 from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
 from torchsleuth.front.supervise.program_cures import gives_up, try_found_on_program, try_on_program
-from torchsleuth.front.supervise.program_runs import CannotRunProgram, Say
+from torchsleuth.front.supervise.program_runs import CannotRunProgram, Say, nobody
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
     VerifiedRepro,
@@ -176,7 +176,7 @@ def blame(
 def blame_at_once(work: CaseAtWork, left: float) -> None:
     """What is known without many compiles: for a person to read, and for the search to begin at."""
     work.say("finding out who is at fault")
-    blame(work, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), _nothing, before_minify=True)
+    blame(work, min(TRIAGE_SECONDS, left * TRIAGE_SHARE), nobody, before_minify=True)
     _say_blame(work)
 
 
@@ -192,7 +192,7 @@ def blame_the_smallest(work: CaseAtWork, left: float) -> None:
         return
     before = work.case.triage
     work.say("finding out who is at fault in the smallest graph")
-    blame(work, min(TRIAGE_SECONDS, left), _nothing)
+    blame(work, min(TRIAGE_SECONDS, left), nobody)
     found = work.case.triage
     if before is None or found is None:
         return
@@ -398,7 +398,7 @@ def cure(work: CaseAtWork, left: float) -> None:
     work.say("trying workarounds on the whole graph")
     changes: list[Change] = []
     try:
-        changes = find_workarounds(work, most, _nothing)
+        changes = find_workarounds(work, most, nobody)
     except (StepRefused, HostLost) as why:
         work.say(f"not every workaround was tried: {why}")
     if changes and not gives_up(work.case.workarounds or ()):
@@ -462,7 +462,7 @@ def analyze(work: CaseAtWork, left: float) -> None:
         return
     work.say("looking where the wrong result begins")
     try:
-        find_divergence(work, min(ANALYZE_SECONDS, left), _nothing)
+        find_divergence(work, min(ANALYZE_SECONDS, left), nobody)
     except StepRefused as why:
         work.note(f"case {work.case.id} was not analysed: {why}")
         return
@@ -473,7 +473,3 @@ def analyze(work: CaseAtWork, left: float) -> None:
 def sentences(note: Say) -> Follow:
     """Of what the host tells, what it says in words: `blame(work, 60, sentences(print))`."""
     return lambda message: note(message.text) if isinstance(message, Says) else None
-
-
-def _nothing(_: object) -> None:
-    pass

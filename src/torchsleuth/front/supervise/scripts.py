@@ -69,13 +69,8 @@ class ScriptRun:
         return _WORDS[self.answer]
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where one run of a script writes to: two files, and a folder for its kernels that is empty before it."""
-
-    stdout: Path
-    stderr: Path
-    cache: Path
+# In the folder of one run of a script: what it writes, and its kernels.
+OUT, ERR, CACHE = "stdout", "stderr", "cache"
 
 
 @dataclass
@@ -134,29 +129,22 @@ class ScriptRunner:
         """
         environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
 
-        def fork(places: Places) -> Process:
+        def fork(here: Path) -> Process:
             assert self.prepared is not None
-            streams = (places.stdout, places.stderr)
-            return self.prepared.fork_script(script, arguments, *streams, places.cache, environment)
+            places = (here / OUT, here / ERR, here / CACHE)
+            return self.prepared.fork_script(script, arguments, *places, environment)
 
-        def start(places: Places) -> Process:
-            return Child(
-                [self.python, str(script), *arguments],
-                environment={
-                    **fresh_environment(os.environ, places.cache),
-                    **self.environment,
-                    **environment,
-                },
-                stdout=places.stdout,
-                stderr=places.stderr,
-            )
+        def start(here: Path) -> Process:
+            given = {**fresh_environment(os.environ, here / CACHE), **self.environment, **environment}
+            command = [self.python, str(script), *arguments]
+            return Child(command, environment=given, stdout=here / OUT, stderr=here / ERR)
 
-        def one_run(begin: Callable[[Places], Process]) -> ScriptRun:
+        def one_run(begin: Callable[[Path], Process]) -> ScriptRun:
             run = watched_run(begin, expected, self.stopped, phase_seconds, deadline)
             if run.answer is not Answer.CANNOT_TELL:
                 self.longest = max(self.longest, run.seconds)
-            if begin is start and run.answer is not Answer.CANNOT_TELL:
-                self.longest_alone = max(self.longest_alone, run.seconds)
+                if begin is start:
+                    self.longest_alone = max(self.longest_alone, run.seconds)
             return run
 
         if self.forks and not alone:
@@ -202,52 +190,42 @@ class ScriptRunner:
         try:
             yield
         except BaseException:
-            self.stop()
+            self.stopped.set()
             raise
-
-    def stop(self) -> None:
-        """Ends what runs, and runs no more."""
-        self.stopped.set()
 
 
 def watched_run(
-    begin: Callable[[Places], Process],
+    begin: Callable[[Path], Process],
     expected: Signature,
     stopped: threading.Event,
     phase_seconds: float,
     deadline: float | None,
 ) -> ScriptRun:
-    """Begins a run in new places, follows its phases, and says what came of it."""
+    """Begins a run in a new folder, follows its phases, and says what came of it."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=scratch()) as here:
-        places = Places(Path(here, "stdout"), Path(here, "stderr"), Path(here, "cache"))
-        places.stdout.touch()
-        places.stderr.touch()
-        hand_probes_to(places.cache)
-        child = begin(places)
+    hangs_late = (expected.kind, expected.phase) == ("hang", "run")
+    compiling = max(COMPILE_FIRST * phase_seconds, LEAST_COMPILE) if hangs_late else phase_seconds
+    # The clock of each phase; None is that before the first.
+    clocks = {None: SETUP_SECONDS, "compile": compiling, "run": phase_seconds}
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
+        here = Path(folder)
+        for name in (OUT, ERR):
+            (here / name).touch()
+        hand_probes_to(here / CACHE)
+        child = begin(here)
         try:
-            clocks = _clocks(expected, phase_seconds)
-            how, phase = _await(child, places.stderr, clocks, deadline, stopped)
+            how, phase = _await(child, here / ERR, clocks, deadline, stopped)
         finally:
             child.end()
-        keep_probes_of(places.cache)
+        keep_probes_of(here / CACHE)
         seconds = time.monotonic() - started
-        if how in ("late", "stopped"):
-            why = (
-                "the time for everything ran out before the script ended"
-                if how == "late"
-                else "it was stopped"
-            )
-            return ScriptRun(Answer.CANNOT_TELL, why, seconds)
+        if how in _NOT_ENDED:
+            return ScriptRun(Answer.CANNOT_TELL, _NOT_ENDED[how], seconds)
         code = child.poll() if how == "ended" else None
-        return _answer(code, phase, places.stdout, places.stderr, expected, seconds)
+        return _answer(code, phase, here, expected, seconds)
 
 
-def _clocks(expected: Signature, seconds: float) -> dict[str | None, float]:
-    """The clock of each phase; None is that before the first."""
-    hangs_late = (expected.kind, expected.phase) == ("hang", "run")
-    compiling = max(COMPILE_FIRST * seconds, LEAST_COMPILE) if hangs_late else seconds
-    return {None: SETUP_SECONDS, "compile": compiling, "run": seconds}
+_NOT_ENDED = {"late": "the time for everything ran out before the script ended", "stopped": "it was stopped"}
 
 
 def _await(
@@ -288,15 +266,15 @@ def _phases(err: Path, seen: int) -> tuple[int, str | None]:
 
 
 def _answer(
-    code: int | None, phase: str | None, out: Path, err: Path, expected: Signature, seconds: float
+    code: int | None, phase: str | None, here: Path, expected: Signature, seconds: float
 ) -> ScriptRun:
-    match = _LAST_LINE.fullmatch(_tail(out)) if code is not None and code >= 0 else None
+    match = _LAST_LINE.fullmatch(_tail(here / OUT)) if code is not None and code >= 0 else None
     if match is not None and match[4]:
         eager = Answer.OTHER if code else Answer.PASSES
         return ScriptRun(eager, match[5] or match[4], seconds)
     if match is not None:
         answer = _STATUS.get(code or 0, Answer.CANNOT_TELL)
-        seen = _error_in(err, phase) if answer is Answer.OTHER else None
+        seen = _error_in(here / ERR, phase) if answer is Answer.OTHER else None
         return ScriptRun(answer, match[2] or match[3], seconds, seen)
     if code is None or code < 0 or expected.kind == "crash":
         if phase is not None:
@@ -305,16 +283,15 @@ def _answer(
         if code is None or code < 0:
             how = "took too long to start" if code is None else f"died of signal {-code} before compiling"
             return ScriptRun(Answer.CANNOT_TELL, f"the script {how}", seconds)
-    return ScriptRun(Answer.CANNOT_TELL, f"the script ended with status {code}: {_tail(err)}", seconds)
+    return ScriptRun(Answer.CANNOT_TELL, f"the script ended with status {code}: {_tail(here / ERR)}", seconds)
 
 
 def _error_in(err: Path, phase: str | None) -> Signature | None:
     """The error whose traceback is the last thing that a script wrote."""
     text = err.read_bytes()[-500_000:].decode("utf-8", errors="replace").rstrip()
-    at_compile = phase in (None, "compile")
-    return signature_of_text(
-        text, *(("compile_error", "compile") if at_compile else ("runtime_error", "run"))
-    )
+    if phase == "run":
+        return signature_of_text(text, "runtime_error", "run")
+    return signature_of_text(text, "compile_error", "compile")
 
 
 def _tail(path: Path) -> str:

@@ -341,9 +341,8 @@ def verified_repro(work: CaseAtWork, wanted: Verification) -> VerifiedRepro:
     scripts = work.processes.scripts
     longest = max(scripts.longest_alone, min(scripts.longest, MOST_SECONDS))
     longest = phase_clock(work.case) if work.case.kind == "hang" else longest
-    refused = (
-        False  # by eager: plain inputs, for which random ones stand in; or a wrong result needs other numbers
-    )
+    # By eager: plain inputs, for which random ones stand in; or a wrong result needs other numbers.
+    refused = False
     for script in wanted.scripts:
         if best is not None and work.left < 0 and (script.form not in most_exact or best.cannot_tell):
             continue

@@ -36,6 +36,7 @@ from torchsleuth.front.supervise.program_runs import (
     Say,
     Watch,
     cases_of_run,
+    nobody,
     record_again,
     recorded,
     run_program,
@@ -227,15 +228,15 @@ def run_and_investigate(
         own = None
         if found.run.status and not found.run.timed_out and not cases:
             share = time.monotonic() + SHARE * (deadline - time.monotonic())
-            own = look_at_own_error(program, found.settings, found.run, share, _nobody)
+            own = look_at_own_error(program, found.settings, found.run, share, nobody)
             cases, _ = cases_of_run(cases_dir.absolute(), Path(found.settings.spool), Supervised())
         known, last = KnownRuns(), {folder.path: folder for folder, _ in cases}
         roads = [
-            investigate(folder, process, deadline, workers, _nobody, _nobody, known, program.change)
+            investigate(folder, process, deadline, workers, nobody, nobody, known, program.change)
             for folder, process in cases
         ]
         if own is not None:
-            roads.append(investigate_own_error(own, cases_dir, workers, deadline, _nobody, _nobody))
+            roads.append(investigate_own_error(own, cases_dir, workers, deadline, nobody, nobody))
         for road in roads:
             try:
                 for folder in road:
@@ -247,7 +248,3 @@ def run_and_investigate(
             with contextlib.suppress(SleuthError):
                 finished(folder)
         return dataclasses.replace(found.run, cases=tuple(folder.document() for folder in last.values()))
-
-
-def _nobody(_: object) -> None:
-    pass

@@ -100,16 +100,14 @@ def _smallest_held(engine: Engine[State], states: Sequence[State]) -> State | No
     """The first of ever larger states that fails, where those after it do, too; the first of all is likely the one."""
 
     def ask(places: Sequence[int]) -> tuple[int, State] | None:
-        return engine.first("nodes", [("found quickly", partial(_same, states[place])) for place in places])
+        return engine.first(
+            "nodes", [("found quickly", partial(states.__getitem__, place)) for place in places]
+        )
 
     if not states:
         return None
     found = ask([0])
     return found[1] if found is not None else lowest(ask, engine.width, range(1, len(states)))[1]
-
-
-def _same(state: State) -> State:
-    return state
 
 
 def _fewest_nodes(engine: Engine[State], seeds: Sequence[str], coarse: bool = False) -> None:
@@ -187,7 +185,7 @@ def _all_at_once(engine: Engine[State]) -> None:
     whole_way = combined(compile_the_whole_way(engine.best), engine.best)
     if whole_way is not None:
         steps = [("everything at once", _plainest(whole_way)), ("only the level", whole_way)]
-        found = engine.first("at once", [(what, partial(_same, state)) for what, state in steps])
+        found = engine.first("at once", [(what, partial(lambda held: held, state)) for what, state in steps])
         if found is not None:
             engine.accept("at once", found[1])
             return

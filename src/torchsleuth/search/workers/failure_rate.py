@@ -35,13 +35,6 @@ class FailureRate:
 
     failures: int
     runs: int
-    # Other failures that were seen on the way, and runs that told nothing.
-    others: tuple[Outcome, ...] = ()
-    errors: tuple[str, ...] = ()
-
-    @property
-    def rate(self) -> float:
-        return self.failures / self.runs if self.runs else 0.0
 
     @property
     def flaky(self) -> bool:
@@ -50,15 +43,10 @@ class FailureRate:
     @property
     def repeats(self) -> int:
         """How many passes in a row make a pass."""
-        return repeats_for(self.rate)
+        return repeats_for(self.failures / self.runs if self.runs else 0.0)
 
     def __add__(self, other: FailureRate) -> FailureRate:
-        return FailureRate(
-            self.failures + other.failures,
-            self.runs + other.runs,
-            self.others + other.others,
-            self.errors + other.errors,
-        )
+        return FailureRate(self.failures + other.failures, self.runs + other.runs)
 
     def __str__(self) -> str:
         return (
@@ -75,16 +63,16 @@ class FlakyFailure(Exception):
         self.rate = rate
 
 
-def repeats_for(rate: float, risk: float = RISK) -> int:
-    """How many passes in a row are needed at a failure rate, so that a wrong pass is rarer than `risk`.
+def repeats_for(rate: float) -> int:
+    """How many passes in a row are needed at a failure rate, so that a wrong pass is rarer than `RISK`.
 
     >>> [repeats_for(p) for p in (1.0, 0.7, 0.5)]
     [1, 4, 7]
     """
-    if rate >= 1 - risk or rate <= 0:
+    if rate >= 1 - RISK or rate <= 0:
         return 1
     rate = max(rate, LEAST_RATE)
-    return math.floor(math.log(risk) / math.log1p(-rate)) + 1
+    return math.floor(math.log(RISK) / math.log1p(-rate)) + 1
 
 
 def failure_rate(
@@ -99,12 +87,7 @@ def failure_rate(
     if 0 < failures < len(outcomes):
         outcomes += _several(workers, trial, more, limits)
     told = [outcome for outcome in outcomes if outcome.error is None]
-    return FailureRate(
-        sum(outcome.fails_like(trial.expected) for outcome in told),
-        len(told),
-        tuple(o for o in told if o.signature is not None and not o.fails_like(trial.expected)),
-        tuple(o.error for o in outcomes if o.error is not None),
-    )
+    return FailureRate(sum(outcome.fails_like(trial.expected) for outcome in told), len(told))
 
 
 def measured(

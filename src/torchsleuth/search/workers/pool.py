@@ -24,11 +24,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
-from torchsleuth.core.processes.child import Child, Process
+from torchsleuth.core.processes.child import Process
 from torchsleuth.core.processes.kernel_caches import drop_torn, hand_probes_to
 from torchsleuth.core.processes.limits import Limits, fair_memory
-from torchsleuth.core.processes.prepared import NotThere, PreparedInterpreter
-from torchsleuth.core.processes.starting import fresh_environment, python_command, sees_devices
+from torchsleuth.core.processes.prepared import PreparedInterpreter, begin_call
+from torchsleuth.core.processes.starting import fresh_environment, sees_devices
 from torchsleuth.core.processes.tree import kill_group, kill_marked, marked
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
@@ -128,21 +128,7 @@ class Workers(TrialQueue):
         log = self.folder / "server.log"
         log.write_bytes(b"")
         prepared, self._prepared = self._prepared, None  # what replaces a server owes it nothing
-        try:
-            if prepared is None:
-                raise NotThere
-            self._server = prepared.fork_call(SERVER, arguments, [theirs], environment, log)
-        except NotThere:
-            module = SERVER.partition(":")[0]
-            self._server = Child(
-                python_command(self._python, module, f"--control={theirs.fileno()}", *arguments),
-                environment=environment,
-                stdout=log,
-                stderr=log,
-                handed=[theirs.fileno()],
-                tied=False,
-            )
-        theirs.close()
+        self._server = begin_call(prepared, SERVER, arguments, theirs, environment, log, python=self._python)
         self._control = ours
 
     def _end_server(self) -> None:
