@@ -8,8 +8,6 @@ signatures itself; it names its rule here.
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -223,30 +221,3 @@ def difference_to_eager(
     if compiled is None or expected in (None, compiled) or uncompiled(0xAA) != expected:
         return None
     return compiled, str(expected)
-
-
-def first_difference(compiled: str, uncompiled: str) -> tuple[int, tuple[str, str]]:
-    """Of two lists of results, as programs show them, the first that differ: which, and the types they begin with.
-
-    >>> first_difference(str(["str '[3]'", "str '[None]'"]), str(["str '[3]'", "str '[tensor(1.)]'"]))
-    (2, ("['None 0']", "['tensor 0']"))
-    """
-    try:
-        pairs = zip(*(ast.literal_eval(each) for each in (compiled, uncompiled)))
-    except (SyntaxError, ValueError):
-        return 1, (compiled, uncompiled)
-    number, one, other = next(((n, a, b) for n, (a, b) in enumerate(pairs, 1) if a != b), (1, "", ""))
-    begins = [re.sub(r"^str .\[([a-zA-Z_]*).*", r"\1", each, flags=re.DOTALL) for each in (one, other)]
-    return number, (f"['{begins[0]} 0']", f"['{begins[1]} 0']")
-
-
-def types_shown(held: str) -> list[str]:
-    """The types of what a program holds, by the text that shows it (`child/program.py`); they stay as it gets smaller.
-
-    >>> types_shown("['Tensor tensor([1.])', 'int 3']")
-    ['Tensor', 'int']
-    """
-    try:
-        return [each.partition(" ")[0] for each in ast.literal_eval(held)]
-    except (SyntaxError, ValueError):
-        return [held]

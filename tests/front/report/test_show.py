@@ -4,8 +4,9 @@ import dataclasses
 
 from made_cases import WORKAROUNDS, accuracy, hang
 
+from torchsleuth.front.cli.look import show_case
 from torchsleuth.front.report.html import write_report
-from torchsleuth.front.report.terminal import ending, show_case
+from torchsleuth.front.report.terminal import ending
 
 
 def shown(folder, capsys):

@@ -23,9 +23,9 @@ from torchsleuth.core.cases.analysis import (
 from torchsleuth.core.cases.errors import DamagedCase
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.front.cli.analyze import NoPng, analyze_verb, png_writer, show_analysis
+from torchsleuth.front.cli.look import show_case
 from torchsleuth.front.report.evidence import gather
 from torchsleuth.front.report.html import page
-from torchsleuth.front.report.terminal import show_case
 from torchsleuth.search.analyze.analyze_case import analyze_case, picture
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 

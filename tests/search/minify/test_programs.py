@@ -12,7 +12,7 @@ import pytest
 from made import make
 from torchsleuth.core.cases.folder import write_case
 from torchsleuth.core.cases.model import Verified, read_case
-from torchsleuth.core.criteria import difference_to_eager, first_difference
+from torchsleuth.core.criteria import difference_to_eager
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.steps import CheckOrder
 from torchsleuth.core.protocol.trials import Outcome, Seen
@@ -21,7 +21,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, CaseQuestions
 from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_program import minify_checked, minify_program
-from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle
+from torchsleuth.search.minify.python.oracle import DifferenceOracle, ProgramOracle, first_difference
 from torchsleuth.search.minify.python.program import parsed
 from torchsleuth.search.minify.script_cases import (
     FirstRun,

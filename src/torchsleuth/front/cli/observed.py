@@ -8,13 +8,15 @@
         return run.status
 
 The program runs as it does without us, with collectors in its processes (`watched/observe/`). It may fail, be stopped
-by Ctrl-C or by `--for S`: what it had done until then is what there is to tell, and its status is ours.
+by Ctrl-C or by `--for S`: what it had done until then is what there is to tell, and its status is ours. What of a run
+is no failure is said here for `run` as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shlex
 import shutil
 import signal
@@ -25,10 +27,15 @@ from pathlib import Path
 
 import click
 
+from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import run_folder, write_result
+from torchsleuth.core.cases.spool import LEAST_ROOM
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.changes import NOTHING, Change, merged
+from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
+from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
+from torchsleuth.front.cli.ending import our_fault
 from torchsleuth.front.cli.options import (
     STDERR,
     Function,
@@ -39,6 +46,7 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
+from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 from torchsleuth.front.supervise.leftovers import new_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
 
@@ -264,3 +272,76 @@ def say_nothing_compiled() -> None:
         "tensors. (torch 2.13 and older compile nothing for `.compile()` on a module of torch.nn itself, such as "
         "nn.Sequential: compile a function or module of yours that calls it)"
     )
+
+
+# -- what `run` says of a program beside its cases
+
+
+def say_given_up(given_up: list[GivenUp], graphs: int) -> None:
+    """A function that Dynamo gave up runs uncompiled, which nobody notices; what it left behind may end the program."""
+    if not given_up:
+        return
+    first = min(given_up, key=lambda each: not each.left)
+    others = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
+    nothing = "" if graphs else "nothing was compiled: "
+    place = f"{Path(first.file).name}:{first.line}"
+    say(
+        f"{nothing}Dynamo gave up `{first.function}` ({place}){others}, which ran uncompiled: {first.reason}; "
+        "`torchsleuth explain` shows where capture stops"
+    )
+    if first.left:
+        say(
+            f"that capture left {first.left_in_words} of the thread changed: what runs after it may fail or be wrong; "
+            "whether that happens may depend on when Python's garbage collector comes by"
+        )
+
+
+WORDS = {
+    "LESS_PRECISE": "less precise than eager, and right",
+    "INCONCLUSIVE": "not to be told right from wrong",
+    "EAGER_SUSPECT": "further from float64 in eager than compiled",
+    NOT_COMPARED: "not compared with eager",
+}
+
+
+def say_remarks(remarks: list[Remark]) -> None:
+    """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
+    for kind, words in WORDS.items():
+        alike = [remark for remark in remarks if remark.kind == kind]
+        if alike:
+            most = max(alike, key=lambda remark: remark.times_eager)
+            graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
+            where = f"graph {most.graph} ({most.direction} of {most.function})"
+            say(f"{graphs} {words}; {where}, {most.sentence}")
+    for sentence in dict.fromkeys(each.sentence for each in remarks if each.kind == CALLS_NOT_COMPARED):
+        say(sentence)
+
+
+def explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
+    """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
+    try:
+        run = run_of(spool, cases_dir, result, seconds)
+        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
+            say(line.replace(os.getcwd() + os.sep, ""))
+        run.keep_logs()
+        say(f"see {run.folder / INDEX}")
+    except SleuthError as why:
+        say(f"what was collected cannot be written: {why}")
+        return None
+    except Exception as error:  # the cases, and the program's own status, do not depend on it
+        our_fault(error)
+        return None
+    return run.id
+
+
+def why_not_recorded(spool: Path) -> str | None:
+    """Why a watched process could not have left anything; None where it could."""
+    try:
+        (spool / "probe").mkdir()
+        try:
+            write_whole(spool / "probe" / "room", bytes(LEAST_ROOM))
+        finally:
+            shutil.rmtree(spool / "probe", ignore_errors=True)
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    return None

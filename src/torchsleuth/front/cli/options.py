@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from torchsleuth.core.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import LOG_VARIABLE
 from torchsleuth.front.cli.output import say
-from torchsleuth.front.supervise.program import resolve_command
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -165,6 +165,23 @@ def program_line(module: str | None, command: Sequence[str], cases_dir: Path) ->
     if line is None:
         raise NoSuchProgram(command[0])
     return line
+
+
+def resolve_command(module: str | None, words: Sequence[str]) -> list[str] | None:
+    """The command line to run: a script by this Python, `-m module`, or a launcher as it stands."""
+    import shutil
+
+    if module is not None:
+        return [sys.executable, "-m", module, *words]
+    first = Path(words[0])
+    if first.suffix == ".py" or (first.is_file() and not os.access(first, os.X_OK)):
+        return [sys.executable, *words] if first.is_file() else None
+    if first.is_dir() and (first / "__main__.py").is_file():
+        return [sys.executable, *words]
+    if shutil.which(words[0]):
+        return list(words)
+    beside = Path(sys.executable).parent / words[0]  # torchrun of an environment that nobody activated
+    return [str(beside), *words[1:]] if os.access(beside, os.X_OK) and beside.is_file() else None
 
 
 def _from_stdin(cases_dir: Path) -> str:

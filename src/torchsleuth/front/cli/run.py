@@ -13,14 +13,20 @@ import click
 
 from torchsleuth.core.cases.errors import DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.spool import LEAST_ROOM, watched_processes
+from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
-from torchsleuth.core.protocol.files import write_whole
+from torchsleuth.core.protocol.failures import Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.ending import AskedToEnd, our_fault
-from torchsleuth.front.cli.observed import same_random_option, say_nothing_compiled
+from torchsleuth.front.cli.observed import (
+    explained,
+    same_random_option,
+    say_given_up,
+    say_nothing_compiled,
+    say_remarks,
+    why_not_recorded,
+)
 from torchsleuth.front.cli.options import (
     STDERR,
     ProgramCommand,
@@ -36,7 +42,7 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import print_json, say
 from torchsleuth.front.observe.events import counted
-from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
+from torchsleuth.front.observe.run_report import KINDS
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.front.supervise.program_runs import (
@@ -187,7 +193,7 @@ def run_verb(
         environment=environment,
     )
     seconds = time.monotonic() - started
-    run = _explained(spool, cases_dir, result, seconds) if explain else None
+    run = explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[Caught] = []
     remarks: list[Remark] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.
@@ -208,7 +214,7 @@ def run_verb(
                 program, settings, first, time.monotonic() + budget * SHARE, say
             )
         whole = _cases(cases_dir, spool, result, cases, run, quiet=goes_on)
-        _say_remarks(remarks)
+        say_remarks(remarks)
         if goes_on:
             cases = _finish(cases, ended, ends, None if no_minify else workers)
             if only_compiled is not None:
@@ -265,7 +271,7 @@ def _cases(
     given_up = [function for process in processes for function in process.given_up()]
     full = next(filter(None, (process.unwritten() for process in processes)), None)
     if full is None and not processes:
-        full = _cannot_record(spool)
+        full = why_not_recorded(spool)
     if full is not None:
         say(
             f"{'not all' if processes else 'nothing'} was recorded, as {spool} cannot be written ({full}); "
@@ -297,80 +303,8 @@ def _cases(
     else:
         say_nothing_compiled()
     if not found or any(each.left for each in given_up):
-        _say_given_up(given_up, graphs)
+        say_given_up(given_up, graphs)
     return not unwritten
-
-
-def _say_given_up(given_up: list[GivenUp], graphs: int) -> None:
-    """A function that Dynamo gave up runs uncompiled, which nobody notices; what it left behind may end the program."""
-    if not given_up:
-        return
-    first = min(given_up, key=lambda each: not each.left)
-    others = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
-    nothing = "" if graphs else "nothing was compiled: "
-    place = f"{Path(first.file).name}:{first.line}"
-    say(
-        f"{nothing}Dynamo gave up `{first.function}` ({place}){others}, which ran uncompiled: {first.reason}; "
-        "`torchsleuth explain` shows where capture stops"
-    )
-    if first.left:
-        say(
-            f"that capture left {first.left_in_words} of the thread changed: what runs after it may fail or be wrong; "
-            "whether that happens may depend on when Python's garbage collector comes by"
-        )
-
-
-WORDS = {
-    "LESS_PRECISE": "less precise than eager, and right",
-    "INCONCLUSIVE": "not to be told right from wrong",
-    "EAGER_SUSPECT": "further from float64 in eager than compiled",
-    NOT_COMPARED: "not compared with eager",
-}
-
-
-def _say_remarks(remarks: list[Remark]) -> None:
-    """A line for each kind of thing that comparing with eager showed and that is no failure: the one that says most."""
-    for kind, words in WORDS.items():
-        alike = [remark for remark in remarks if remark.kind == kind]
-        if alike:
-            most = max(alike, key=lambda remark: remark.times_eager)
-            graphs = "1 graph is" if len(alike) == 1 else f"{len(alike)} graphs are"
-            where = f"graph {most.graph} ({most.direction} of {most.function})"
-            say(f"{graphs} {words}; {where}, {most.sentence}")
-    for sentence in dict.fromkeys(each.sentence for each in remarks if each.kind == CALLS_NOT_COMPARED):
-        say(sentence)
-
-
-def _explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
-    """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
-    from torchsleuth.front.cli.observed import run_of
-
-    try:
-        run = run_of(spool, cases_dir, result, seconds)
-        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
-            say(line.replace(os.getcwd() + os.sep, ""))
-        run.keep_logs()
-        say(f"see {run.folder / INDEX}")
-    except SleuthError as why:
-        say(f"what was collected cannot be written: {why}")
-        return None
-    except Exception as error:  # the cases, and the program's own status, do not depend on it
-        our_fault(error)
-        return None
-    return run.id
-
-
-def _cannot_record(spool: Path) -> str | None:
-    """Why a watched process could not have left anything; None where it could."""
-    try:
-        (spool / "probe").mkdir()
-        try:
-            write_whole(spool / "probe" / "room", bytes(LEAST_ROOM))
-        finally:
-            shutil.rmtree(spool / "probe", ignore_errors=True)
-    except OSError as failure:
-        return failure.strerror or str(failure)
-    return None
 
 
 def _say_case(folder: CaseFolder) -> None:

@@ -1,4 +1,4 @@
-"""Cases in a terminal: a table of all of them, one of them in full, and the screen with which a run ends.
+"""Cases in a terminal: the first look at one, and the screen with which a run ends.
 
 That screen shows the first case in the order in which a person asks: what happened, which of my lines, whose bug, what
 helps, how do I show it, how sure is that, what now. Plain lines where there is no terminal.
@@ -14,147 +14,15 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from torchsleuth.core.cases.door import NotRead
-from torchsleuth.core.cases.folder import CaseFolder, CaseSummary
+from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.model import Case, Triage, best_workaround
 from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.front.report import words
-
-
-def show_list(cases: Sequence[CaseSummary], cases_dir: Path) -> None:
-    """Prints one row per case, newest first."""
-    console = _console()
-    if not cases:
-        _line(console, f"no cases in {cases_dir}; record one with: torchsleuth run SCRIPT")
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("case", "kind", "direction", "calls", "repro", "seen", "what failed"):
-        table.add_column(column, overflow="ellipsis", no_wrap=column != "what failed")
-    for case in cases:
-        repro = {True: "verified", False: "no", None: "-"}[case.reproduced]
-        calls = "-" if case.calls is None else str(case.calls)
-        if case.minified_calls is not None:
-            calls += f"→{case.minified_calls}"
-        kind = case.kind + (f" r{case.rank}" if case.rank is not None else "")
-        cells = [
-            case.id,
-            kind,
-            case.direction or "-",
-            calls,
-            repro,
-            str(case.seen),
-            case.error or case.summary,
-        ]
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(table)
-
-
-def show_case(folder: CaseFolder, packed: bool = False) -> None:
-    """Prints everything that is known about one case, and what to type next."""
-    console = _console()
-    case = folder.case
-    facts: list[tuple[str, str]] = [
-        ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
-        ("failed", f"{case.kind} while {words.PHASES[case.phase]}"),
-        ("error", words.said(case, _said(folder))),
-        ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),
-    ]
-    if case.graph is not None:
-        after = {"aot": "after AOTAutograd", "dynamo": "after Dynamo", None: ""}[case.after]
-        facts.append(
-            ("graph", f"{case.direction}, {case.graph.calls} calls, {case.graph.inputs} inputs, {after}")
-        )
-        facts.append(("source", _some(case.graph.source_lines)))
-    facts += _blame(case)
-    if case.analysis is not None:
-        facts.append(("begins at", case.analysis.words))
-    if case.minified is not None and case.minified.calls is not None:
-        calls = "1 call" if case.minified.calls == 1 else f"{case.minified.calls} calls"
-        facts.append(("minified", f"{calls}: {_some(case.minified.ops)}"))
-    facts.append(
-        ("repro", words.how_sure(case) if case.no_repro else f"{_script(folder)}; {words.how_sure(case)}")
-    )
-    if case.seen > 1:
-        facts.append(("seen", f"{case.seen} times, last {case.last_seen}"))
-    if case.kept is not None:
-        facts.append(
-            (
-                "values",
-                f"{case.kept.get('by_value')} inputs kept by value, {case.kept.get('by_spec')} by spec",
-            )
-        )
-    if not packed and folder.has("report.html"):
-        file = ", issue.md to file" if folder.has("issue.md") else ""
-        facts.append(("report", f"report.html to look at and attach{file}"))
-    facts.append(("packed in" if packed else "folder", str(folder.path)))
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        table.add_row(name, Text(printable(value)))
-    console.print(table)
-    works = best_workaround(case.workarounds or ())
-    if works is not None:  # as it is to be pasted: a line that is folded is no Python any more
-        console.print()
-        _line(console, "paste:")
-        for line in printable(works.how, lines=True).splitlines():
-            _line(console, line)
-    if packed:
-        console.print()
-        _line(console, f"next: torchsleuth unpack {folder.path}")
-    elif case.no_repro is None:
-        script = folder.path / _script(folder)
-        console.print()
-        _line(console, f"next: torchsleuth verify {case.id}, or: python {script}")
-
-
-def _blame(case: Case) -> list[tuple[str, str]]:
-    """The user's line, whose fault it is, and what was tried and works."""
-    found: list[tuple[str, str]] = []
-    triage = case.triage
-    if triage is not None and triage.component:
-        part = f", {triage.part}" if triage.part and triage.component != "program" else ""
-        what = words.whose_bug(case) if triage.component == "program" else triage.component
-        if triage.user_line:
-            found.append(("your line", f"{triage.user_line}: {triage.code or ''}".rstrip(": ")))
-        elif triage.not_narrowed:
-            found.append(("your line", triage.not_narrowed))
-        found.append(("at fault", f"{what}{part} {' '.join(triage.ops[:6])}".rstrip()))
-        if triage.detail:
-            found.append(("because", triage.detail))
-    elif triage is not None and triage.error:
-        found.append(("at fault", f"not known: {triage.error}"))
-    works = best_workaround(case.workarounds or ())
-    if works is not None:
-        found.append(("works", words.about_workaround(works)))
-    return found
-
-
-def _script(folder: CaseFolder) -> str:
-    return "repro.py" if folder.has("repro.py") else "original.py"
-
-
-def _console() -> Console:
-    """Where there is no terminal to fit into, lines are as long as a log can bear."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
-
-
-def _line(console: Console, text: str) -> None:
-    """One line as it is: no markup in it is obeyed."""
-    console.print(Text(printable(text)), soft_wrap=True)
-
-
-def _some(lines: Sequence[str], at_most: int = 6) -> str:
-    rest = len(lines) - at_most
-    return ", ".join(lines[:at_most]) + (f" and {rest} more lines" if rest > 0 else "") if lines else "-"
-
 
 # Where there is no terminal, the screen of one.
 WIDTH, HEIGHT = 100, 24
@@ -190,7 +58,7 @@ def ending(
     page = _Page(max(20, width))
     case = folder.case
     page.put(f"{WHOSE}case {case.id}", style="bold")
-    said = _said(folder)
+    said = said_of(folder)
     page.say("what happened", words.what_happened(case, said), style="red", most=page.several)
     _your_line(page, case, said)
     page.say("whose bug", words.whose_bug(case), most=page.several)
@@ -199,7 +67,7 @@ def ending(
     page.say("how sure", words.how_sure(case), most=2)
     page.whole("next", _next(folder, name))
     for other, word in others[:_MOST_OTHERS]:
-        page.say("also", f"case {word}: {words.what_happened(other.case, _said(other))}", most=1)
+        page.say("also", f"case {word}: {words.what_happened(other.case, said_of(other))}", most=1)
     if len(others) > _MOST_OTHERS:
         page.say("also", f"{len(others) - _MOST_OTHERS} more cases: torchsleuth list", most=1)
     return page.filled(shown, max(HEIGHT - 4, height - 1))
@@ -213,7 +81,7 @@ def first_look(
     Used as `print("\\n".join(first_look(open_case("cases", "last"), "last", 2.0)))`.
     """
     page, case = _Page(max(20, width)), folder.case
-    said = _said(folder)
+    said = said_of(folder)
     known = case.triage is not None and case.triage.component is not None
     again = f", seen {case.seen} times" if case.seen > 1 else ""
     page.put(f"{WHOSE}case {case.id}{again}, first look, {seconds:.0f} s after the program's end")
@@ -384,7 +252,7 @@ def _next(folder: CaseFolder, name: str) -> list[str]:
     return found
 
 
-def _said(folder: CaseFolder) -> str:
+def said_of(folder: CaseFolder) -> str:
     """The error as it was told, where it can be read."""
     try:
         return folder.text("traceback.txt") if folder.has("traceback.txt") else ""

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,20 +234,3 @@ def _how_it_died(process: WatchedProcess, child: int, code: int, stacks: str) ->
     if process.pid == child:
         return signal_of_status(code)
     return fatal_signal(stacks)
-
-
-def resolve_command(module: str | None, words: Sequence[str]) -> list[str] | None:
-    """The command line to run: a script by this Python, `-m module`, or a launcher as it stands."""
-    import shutil
-
-    if module is not None:
-        return [sys.executable, "-m", module, *words]
-    first = Path(words[0])
-    if first.suffix == ".py" or (first.is_file() and not os.access(first, os.X_OK)):
-        return [sys.executable, *words] if first.is_file() else None
-    if first.is_dir() and (first / "__main__.py").is_file():
-        return [sys.executable, *words]
-    if shutil.which(words[0]):
-        return list(words)
-    beside = Path(sys.executable).parent / words[0]  # torchrun of an environment that nobody activated
-    return [str(beside), *words[1:]] if os.access(beside, os.X_OK) and beside.is_file() else None

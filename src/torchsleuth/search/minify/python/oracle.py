@@ -5,6 +5,8 @@ A program that fails without the compiler, too, shows another bug than one that 
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING, Change
-from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager, first_difference, types_shown
+from torchsleuth.core.criteria import SAME_PLACE, difference_to_eager
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
@@ -155,3 +157,30 @@ def limited(limits: Limits, clock: float | None, cpu: float | None = None) -> Li
 def cpu_for(runs: Sequence[Outcome]) -> float:
     """What a smaller program may compute, by what runs of the whole one did: `cpu_for([first, uncompiled])`."""
     return max(LEAST_CPU, CPU_SLACK * max(run.seen.cpu for run in runs))
+
+
+def first_difference(compiled: str, uncompiled: str) -> tuple[int, tuple[str, str]]:
+    """Of two lists of results, as programs show them, the first that differ: which, and the types they begin with.
+
+    >>> first_difference(str(["str '[3]'", "str '[None]'"]), str(["str '[3]'", "str '[tensor(1.)]'"]))
+    (2, ("['None 0']", "['tensor 0']"))
+    """
+    try:
+        pairs = zip(*(ast.literal_eval(each) for each in (compiled, uncompiled)))
+    except (SyntaxError, ValueError):
+        return 1, (compiled, uncompiled)
+    number, one, other = next(((n, a, b) for n, (a, b) in enumerate(pairs, 1) if a != b), (1, "", ""))
+    begins = [re.sub(r"^str .\[([a-zA-Z_]*).*", r"\1", each, flags=re.DOTALL) for each in (one, other)]
+    return number, (f"['{begins[0]} 0']", f"['{begins[1]} 0']")
+
+
+def types_shown(held: str) -> list[str]:
+    """The types of what a program holds, by the text that shows it (`child/program.py`); they stay as it gets smaller.
+
+    >>> types_shown("['Tensor tensor([1.])', 'int 3']")
+    ['Tensor', 'int']
+    """
+    try:
+        return [each.partition(" ")[0] for each in ast.literal_eval(held)]
+    except (SyntaxError, ValueError):
+        return [held]
