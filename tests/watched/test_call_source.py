@@ -24,9 +24,10 @@ from torchsleuth.torch_internals.compiled_calls import (
     CallUnderWay,
     call_of_wrapper,
     call_under_way,
-    place_of_call,
+    caller_of_compiled,
 )
 from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
+from torchsleuth.watched.failures import call_place
 from torchsleuth.watched.graph_record import state_now
 
 
@@ -397,13 +398,14 @@ def test_the_call_under_way_is_found_with_its_arguments_and_options():
     seen = []
 
     def backend(graph, inputs):
-        seen.append((call_under_way(), place_of_call()))
+        seen.append((call_under_way(), call_place(caller_of_compiled())))
         return graph.forward
 
     net = torch.nn.Linear(2, 2)
     torch.compile(net, backend=backend, fullgraph=True, dynamic=False)(torch.ones(1, 2))
-    ((call, (file, first, last, begin, end)),) = seen
-    line = Path(file).read_text().splitlines()[first - 1]
+    ((call, place),) = seen
+    first, last, begin, end = place.span
+    line = Path(place.file).read_text().splitlines()[first - 1]
     assert (
         first == last and line[begin:end].startswith("torch.compile(net") and line[begin:end].endswith("2))")
     )

@@ -19,7 +19,6 @@ from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime import runner
 from torchsleuth.torch_core.compare.divergence.analysis import (
     GRADIENTS,
-    Wishes,
     analyze,
     analyze_exposed,
     wrong_gradient,
@@ -29,7 +28,6 @@ from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers
 from torchsleuth.torch_core.compare.divergence.steps import run_once
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
-from torchsleuth.torch_core.compare.reference.eager import EagerRun
 from torchsleuth.torch_core.compare.reference.memory import memory_beside
 from torchsleuth.torch_core.tensors import ContentStoreWriter
 from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
@@ -74,21 +72,28 @@ def _parts(
     tell: Callable[[Document], None],
 ) -> dict[str, object]:
     captured = trial.settings.level == "dynamo"
-    draws = any(opkinds.may_draw(node) for node in ready.eager.graph.nodes)
     drawn = None
-    if draws:
+    if any(opkinds.may_draw(node) for node in ready.eager.graph.nodes):
         with ready.ambient(), torch.no_grad():
             drawn = run_once(ready.eager, inputs)
     ways = _ways(ready)
-    wishes = Wishes(trial.analysis.without, _keeper(trial.analysis.values))
+    wishes = trial.analysis
     code = next((each for each in observed.codes if not each.backward or not captured), None)
-    parts = _values(ready, inputs, code, call, ways, tell, wishes, drawn)
-    if (
-        captured
-        and ready.facts["gradients"]
-        and parts.get("culprit") is None
-        and GRADIENTS not in wishes.without
-    ):
+    subject = None
+    if code is None or not code.written:
+        why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
+    else:
+        known = {node.name for node in ready.eager.graph.nodes}
+        names = _values_of_calls(code, captured)
+        node_of = {name: of for name, of in names.items() if of in known} | written_inputs(ready.eager)
+        subject = Subject(ready.eager, inputs, call, code, node_of, drawn)
+        why = "the compiler's passes replaced every value that its code keeps"
+    if subject is not None and subject.seen:
+        parts = analyze(subject, ways, tell, wishes.without, _keeper(wishes.values))
+    else:
+        parts = analyze_exposed(ready.eager, inputs, ways, tell, why, drawn)
+    wanted = captured and ready.facts["gradients"] and GRADIENTS not in wishes.without
+    if wanted and parts.get("culprit") is None:
         parts["culprit"] = wrong_gradient(
             ready.eager, inputs, ways, tell, drawn, captured_ways(AOT_ALONE, {}, ready.ambient)
         )
@@ -96,35 +101,10 @@ def _parts(
     return parts
 
 
-def _values(
-    ready: runner.ReproTrial,
-    inputs: list[object],
-    code: CompiledCode | None,
-    call: Callable[[list[object]], object],
-    ways: Compilers,
-    tell: Callable[[Document], None],
-    wishes: Wishes,
-    drawn: EagerRun | None,
-) -> dict[str, object]:
-    """The parts of the answer that come of values: those that the code shows, else all of them, returned."""
-    if code is None or not code.written:
-        why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"
-        return analyze_exposed(ready.eager, inputs, ways, tell, why, drawn)
-    calls = [name for name, node in code.nodes.items() if node.op.startswith("call_")]
-    names = _last_of_each(code) if ready.facts["level"] == "dynamo" else dict(zip(calls, calls))
-    known = {node.name for node in ready.eager.graph.nodes}
-    node_of = {name: origin for name, origin in names.items() if origin in known} | written_inputs(
-        ready.eager
-    )
-    subject = Subject(ready.eager, inputs, call, code, node_of, drawn)
-    if not subject.seen:
-        why = "the compiler's passes replaced every value that its code keeps"
-        return analyze_exposed(ready.eager, inputs, ways, tell, why, drawn)
-    return analyze(subject, ways, tell, wishes)
-
-
-def _last_of_each(code: CompiledCode) -> dict[str, str]:
-    """For each call of a captured graph the last node that was made of it: the one that has its value."""
+def _values_of_calls(code: CompiledCode, captured: bool) -> dict[str, str]:
+    """For each node that has a call's value, the call; of a captured graph it is the last node that was made of it."""
+    if not captured:
+        return {name: name for name, node in code.nodes.items() if node.op.startswith("call_")}
     last: dict[str, str] = {}
     for name, node in code.nodes.items():
         marks = _MARKED.findall(node.meta.get("stack_trace") or "")

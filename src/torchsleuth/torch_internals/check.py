@@ -156,58 +156,40 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """What is bound in a function is bound there alone, and hides what has its name outside."""
-        for each in [
-            *node.decorator_list,
-            *filter(None, node.args.defaults),
-            *filter(None, node.args.kw_defaults),
-        ]:
-            self.visit(each)
         outside = dict(self._names), dict(self._texts)
-        given = node.args
-        for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
-            if argument is not None:
+        for argument in ast.walk(node.args):
+            if isinstance(argument, ast.arg):
                 self._bind(ast.Name(argument.arg), None)
-        for statement in node.body:
-            self.visit(statement)
+        self.generic_visit(node)
         self._names, self._texts = outside
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.visit(node.value)
-        for target in node.targets:
-            self.visit(target)
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             self._bind(target, node.value)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-        self.visit(node.target)
-        self._bind(node.target, node.value)
+    visit_AnnAssign = visit_Assign
 
     def visit_For(self, node: ast.For) -> None:
-        self.visit(node.iter)
-        for value in _steps(node.iter):
-            self._bind(node.target, value)
-            for statement in node.body:
-                self.visit(statement)
-        for statement in node.orelse:
-            self.visit(statement)
+        self._go_through([node], [*node.body, *node.orelse])
 
     def _comprehension(self, node: Any) -> None:
-        self._go_through(node.generators, node)
+        parts = [getattr(node, part, None) for part in ("elt", "key", "value")]
+        self._go_through(node.generators, [part for part in parts if part is not None])
 
     visit_GeneratorExp = visit_ListComp = visit_SetComp = visit_DictComp = _comprehension
 
-    def _go_through(self, loops: Sequence[ast.comprehension], node: Any) -> None:
+    def _go_through(self, loops: Sequence[ast.comprehension | ast.For], inside: Sequence[ast.AST]) -> None:
+        """What is inside of loops, for each value that is written there; else what is gone through stands for each."""
         if not loops:
-            for part in ("elt", "key", "value"):
-                self.visit(getattr(node, part, ast.Pass()))
+            for each in inside:
+                self.visit(each)
             return
-        self.visit(loops[0].iter)
-        for value in _steps(loops[0].iter):
-            self._bind(loops[0].target, value)
-            for condition in loops[0].ifs:
-                self.visit(condition)
-            self._go_through(loops[1:], node)
+        first, *others = loops
+        self.visit(first.iter)
+        for value in first.iter.elts if isinstance(first.iter, (ast.Tuple, ast.List)) else [first.iter]:
+            self._bind(first.target, value)
+            self._go_through(others, [*getattr(first, "ifs", ()), *inside])
 
     def _bind(self, target: ast.AST, value: ast.AST | None) -> None:
         if isinstance(target, ast.Tuple):  # `a, b = x, y`
@@ -223,9 +205,6 @@ class _Reader(ast.NodeVisitor):
         self._note(node, names)
         if not names:
             self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        pass
 
     def visit_Call(self, node: ast.Call) -> None:
         self._note(node, self.names(node))
@@ -264,11 +243,6 @@ class _Reader(ast.NodeVisitor):
                 members = self.texts(inner) if isinstance(inner, ast.Tuple) else ()
                 found += [f"{name}.{member}" for member in members] or [name]
         return found
-
-
-def _steps(values: ast.AST) -> Sequence[ast.AST]:
-    """What a loop goes through one by one where that is written there; else all of it stands for each."""
-    return values.elts if isinstance(values, (ast.Tuple, ast.List)) else [values]
 
 
 def missing_of(names: Mapping[str, tuple[Use, ...]]) -> tuple[Missing, ...]:

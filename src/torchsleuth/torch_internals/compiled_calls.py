@@ -74,10 +74,10 @@ def call_under_way() -> CallUnderWay | None:
     return None
 
 
-def place_of_call() -> tuple[str, int, int, int, int] | None:
-    """Where the program calls the compiled function that is under way: file, lines and columns of the call's text.
+def caller_of_compiled() -> FrameType | None:
+    """The frame that calls the compiled function that is under way, behind torch's own.
 
-    >>> place_of_call() is None
+    >>> caller_of_compiled() is None
     True
     """
     frame: FrameType | None = sys._getframe(1)
@@ -86,12 +86,7 @@ def place_of_call() -> tuple[str, int, int, int, int] | None:
     inside = str(Path(torch.__file__).parent)
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
-    if frame is None:
-        return None
-    first, last, begin, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    if first is None or last is None or begin is None or end is None:
-        return None
-    return frame.f_code.co_filename, first, last, begin, end
+    return frame
 
 
 def call_of_wrapper(local: Mapping[str, Any]) -> CallUnderWay:

@@ -235,7 +235,7 @@ def hook_frame_refusals(handler: Handler) -> Callable[[], None]:
 def is_graph_break(error: BaseException) -> bool:
     """Whether Dynamo says with this error that it cannot capture something; a limit of recompilations is not that."""
     exc: Any = importlib.import_module("torch._dynamo.exc")
-    kinds = tuple(k for n in ("Unsupported", "UserError") if (k := getattr(exc, n, None)) is not None)
+    kinds = tuple(getattr(exc, name, ()) for name in ("Unsupported", "UserError"))
     return isinstance(error, kinds) and "recompile limit" not in (getattr(error, "gb_type", "") or "")
 
 
@@ -243,7 +243,7 @@ def failure_text(error: BaseException) -> str | None:
     """What a compile failed with, in one line; None where Python gets the frame, or it was interrupted."""
     exc: Any = importlib.import_module("torch._dynamo.exc")
     # A limit of recompilations that is to be an error is one of another class.
-    to_python = tuple(k for n in ("SkipFrame", "Unsupported") if (k := getattr(exc, n, None)) is not None)
+    to_python = tuple(getattr(exc, name, ()) for name in ("SkipFrame", "Unsupported"))
     if not isinstance(error, Exception) or isinstance(error, to_python) or is_graph_break(error):
         return None
     inner = getattr(error, "inner_exception", None) or error

@@ -230,23 +230,12 @@ def eager_random_numbers() -> contextlib.AbstractContextManager[Any]:
 def is_control_flow(error: BaseException) -> bool:
     """True for exceptions Dynamo raises through the backend to steer itself: they are not failures."""
     from torch._dynamo import exc
+    from torch._subclasses import fake_tensor
 
-    steering = [getattr(exc, name, None) for name in ("RestartAnalysis", "SkipFrame", "Unsupported")]
-    try:
-        from torch._subclasses import fake_tensor
-
-        # Dynamo answers these with a graph break before the operator concerned.
-        steering += [
-            getattr(fake_tensor, name, None)
-            for name in (
-                "DataDependentOutputException",
-                "DynamicOutputShapeException",
-                "UnsupportedOperatorException",
-            )
-        ]
-    except ImportError:  # pragma: no cover - the module has been there since 2.0
-        pass
-    return isinstance(error, tuple(t for t in steering if t is not None))
+    steering = [getattr(exc, name, ()) for name in ("RestartAnalysis", "SkipFrame", "Unsupported")]
+    # Dynamo answers these with a graph break before the operator concerned.
+    of_fakes = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+    return isinstance(error, (*steering, *(getattr(fake_tensor, name, ()) for name in of_fakes)))
 
 
 def is_inductor(backend: Any) -> bool:

@@ -34,7 +34,7 @@ from torchsleuth.script_runtime.hiding import hide_secrets
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_of_exception
 from torchsleuth.torch_core.graphs.provenance import calling_line
 from torchsleuth.torch_internals import hooks as seams
-from torchsleuth.torch_internals.compiled_calls import WRAPPER, CallUnderWay, call_under_way
+from torchsleuth.torch_internals.compiled_calls import CallUnderWay, call_under_way, caller_of_compiled
 from torchsleuth.torch_internals.frames import original_function
 from torchsleuth.torch_internals.modes import thread_state
 from torchsleuth.watched.call_difference import CallVerdict
@@ -345,21 +345,22 @@ def compiled_call_place() -> CallPlace | None:
 
     Between the two are the frames of the compiled function itself, then those of the wrapper that torch.compile made.
     """
-    frame: FrameType | None = sys._getframe(1)
-    innermost = None
-    wrapped = False
+    frame = _of_program(caller_of_compiled()) or _of_program(sys._getframe(1))
+    return None if frame is None else call_place(frame)
+
+
+def _of_program(frame: FrameType | None) -> FrameType | None:
+    """The frame itself, or the next further out that is the program's."""
     while frame is not None:
         file = frame.f_code.co_filename
-        wrapped = wrapped or frame.f_code.co_name == WRAPPER
         if not is_installed(file) and not file.startswith(("<", _OUR_FOLDER)):
-            innermost = innermost or frame
-            if wrapped:
-                return _call_place(frame)
+            break
         frame = frame.f_back
-    return None if innermost is None else _call_place(innermost)
+    return frame
 
 
-def _call_place(frame: FrameType) -> CallPlace:
+def call_place(frame: FrameType) -> CallPlace:
+    """The call that a frame is making: `call_place(sys._getframe(1)).place`."""
     first, last, begin, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     span = (first, last, begin, end) if None not in (first, last, begin, end) else None
     file, line = frame.f_code.co_filename, frame.f_lineno

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
-from torchsleuth.torch_internals.compiled_calls import CompiledCall, place_of_call
+from torchsleuth.torch_internals.compiled_calls import CompiledCall, caller_of_compiled
 from torchsleuth.torch_internals.modes import tracing_under_way
 from torchsleuth.watched import failures, rewritten
 from torchsleuth.watched.call_difference import COMPILED, CallVerdict
@@ -99,7 +99,9 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
     known.checked += 1
     started = time.monotonic()
     state.merged.clear()
-    between, called_at = Between(), place_of_call()
+    caller, between = caller_of_compiled(), Between()
+    place = failures.call_place(caller) if caller is not None else None
+    called_at = (place.file, *place.span) if place is not None and place.span is not None else None
     judge = fork_judge(watch, call, between)
 
     def end(returned: tuple[Any, ...]) -> None:

@@ -36,7 +36,7 @@ def test_a_large_tensor_is_rounded_piece_by_piece_to_the_same_bits(monkeypatch):
     values = torch.randn(7, 300, dtype=torch.float64)
     for each in (values, values.T, values[:, ::3], values[0, 0]):
         whole = NoiseSource(torch.device("cpu")).round(each, 2.0**-8, False, False)
-        monkeypatch.setattr("torchsleuth.torch_core.compare.verdict.noise.CHUNK", 64)
+        monkeypatch.setattr("torchsleuth.torch_core.compare.reference.trees.CHUNK", 64)
         given = each.clone()
         parts = NoiseSource(torch.device("cpu")).round(given, 2.0**-8, True, False)
         monkeypatch.undo()

@@ -20,7 +20,6 @@ from torchsleuth.core.cases.analysis import Analysis, analysis_of
 from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.torch_core.compare.divergence.analysis import (
     OF_AOTAUTOGRAD,
-    Wishes,
     analyze,
     analyze_exposed,
     wrong_gradient,
@@ -34,7 +33,6 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     KeptCopies,
     Snapshot,
     called_again,
-    changed,
     clone_inputs,
     map_tensors,
     restore,
@@ -352,7 +350,7 @@ def repro_analyze(gm: GraphModule, inputs: Sequence[object], *, without: Collect
                 why = "its code shows no values" if code is None else code.blind or "its code shows no values"
                 parts = analyze_exposed(graph, given, ways, lambda message: None, why)
             else:
-                parts = analyze(subject, ways, lambda message: None, Wishes(without))
+                parts = analyze(subject, ways, lambda message: None, without)
     return finished(graph, parts)
 
 
@@ -414,7 +412,8 @@ def ran(
                 found[f"inputs[{place}]"] = old.detach()
             else:
                 found[f"inputs[{place}]"] = _plain(new)
-        written = {id(before.originals[place]) for place in changed(before)}
+        pairs = zip(before.originals, before.copies)
+        written = {id(now) for now, then in pairs if not same_bits(now, then)}
         for name, tensor in named.items():
             found[_own_name(name)] = _plain(tensor) if id(tensor) in written else tensor.detach()
         if backward:

@@ -53,14 +53,14 @@ def place_of(node: torch.fx.Node | None) -> str:
 # torch's own operators that return (a part of) their input by design and say so in their name or documentation.
 _ALIAS_BY_DESIGN = frozenset(
     f"aten::{name}"
-    for name in (
+    for name in [
         "_unsafe_view",
         "unsafe_split",
         "unsafe_chunk",
         "unsafe_split_with_sizes",
         "lift",
         "lift_fresh",
-    )
+    ]
 )
 
 

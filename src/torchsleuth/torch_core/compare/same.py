@@ -354,11 +354,7 @@ def cosine(ref: torch.Tensor, res: torch.Tensor) -> float:
 
 def unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The index of a flat position; `unravel(5, (2, 3)) == (1, 2)`."""
-    index = []
-    for size in reversed(shape):
-        index.append(position % size)
-        position //= size
-    return tuple(reversed(index))
+    return tuple(map(int, torch.unravel_index(torch.tensor(position, device="cpu"), shape)))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

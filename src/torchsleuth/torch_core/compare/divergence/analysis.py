@@ -30,13 +30,13 @@ from torchsleuth.torch_core.compare.divergence.measure import (
     accumulated,
     differing,
     local,
+    not_comparable,
     substituted,
 )
 from torchsleuth.torch_core.compare.divergence.parts import (
     MOST_BEGINNINGS,
     Compilers,
     Inside,
-    Part,
     Whole,
     beginnings,
     tensors_among,
@@ -64,25 +64,26 @@ BEYOND_DOUBT = 1000.0
 Tell = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What of an analysis is left out, and who is given each value."""
-
-    without: Collection[str] = ()
-    keep: Keep | None = None
-
-
-def analyze(subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes | None = None) -> dict[str, Any]:
+def analyze(
+    subject: Subject,
+    ways: Compilers,
+    tell: Tell,
+    without: Collection[str] = (),
+    keep: Keep | None = None,
+) -> dict[str, Any]:
     """The parts of the answer by name, which `tell` was given one by one; `rows` and `culprit` are to be read first.
 
+    Phases in `without` are left out, `keep` is given each value.
     Used as `analyze(subject, compilers, print)["culprit"]["node"]`.
     """
-    return _Analysis(subject, ways, tell, wishes or Wishes()).run()
+    return _Analysis(subject, ways, tell, without, keep).run()
 
 
 class _Analysis:
-    def __init__(self, subject: Subject, ways: Compilers, tell: Tell, wishes: Wishes) -> None:
-        self.subject, self.tell, self.wishes = subject, tell, wishes
+    def __init__(
+        self, subject: Subject, ways: Compilers, tell: Tell, without: Collection[str], keep: Keep | None
+    ) -> None:
+        self.subject, self.tell, self.without, self.keep = subject, tell, without, keep
         self.whole = Whole(subject.graph, subject.inputs, ways, subject.drawn, subject.memory)
         self.nodes = self.whole.nodes
         self.parts: dict[str, Any] = {"seconds": {}}
@@ -95,7 +96,7 @@ class _Analysis:
 
     def run(self) -> dict[str, Any]:
         self._answer("seen", self._coverage())
-        free = self._phase(ACCUMULATED, lambda tick: accumulated(self.subject, tick, self.wishes.keep))
+        free = self._phase(ACCUMULATED, lambda tick: accumulated(self.subject, tick, self.keep))
         self.accumulated = free
         if free is not None:
             self._answer_values(ACCUMULATED, free)
@@ -104,8 +105,7 @@ class _Analysis:
         if own is not None:
             self._answer_values(LOCAL, own)
         if free is not None:
-            first = free
-            apart = self._phase(DETERMINISM, lambda tick: differing(self.subject, tick, first))
+            apart = self._phase(DETERMINISM, lambda tick: differing(self.subject, tick, free))
             if apart is not None:
                 self._answer("nondeterministic", apart)
         if own is not None:
@@ -114,7 +114,7 @@ class _Analysis:
         return self.parts
 
     def _phase(self, name: str, run: Callable[[Callable[[int, int], None]], Any]) -> Any:
-        if name in self.wishes.without:
+        if name in self.without:
             return None
         started = time.monotonic()
         self.tell({"phase": name, "done": 0, "of": 0})
@@ -301,11 +301,7 @@ def analyze_exposed(
     with torch.no_grad():
         for place, (name, compiled) in enumerate(zip(tensors, results)):
             known = eager.value(name)
-            if (
-                isinstance(compiled, torch.Tensor)
-                and compiled.shape == known.shape
-                and compiled.dtype == known.dtype
-            ):
+            if isinstance(compiled, torch.Tensor) and not_comparable(compiled, known) is None:
                 off = distance(compiled.detach(), known, truth.value(name), eager.terms(name))
                 rows.append((name, off))
             eager.done(name)
@@ -441,23 +437,16 @@ def _judged_gradients(
     ]
     try:
         with torch.no_grad():
-            part = _asking_for_gradients(whole.part(calls, returned), differentiable)
-        run = whole.ways.compiled(part.graph, list(part.inputs))
+            part = whole.part(calls, returned)
+            names = [node.name for node in part.graph.graph.nodes if node.op == "placeholder"]
+            given = [
+                value.detach().requires_grad_(name in differentiable and value.is_floating_point())
+                for name, value in zip(names, part.inputs)
+            ]
+        run = whole.ways.compiled(part.graph, given)
         with torch.enable_grad():
-            verdict = judge_gradients(
-                part.graph, list(part.inputs), lambda *values: run(list(values)), rng_matched=True
-            )
+            verdict = judge_gradients(part.graph, given, lambda *values: run(list(values)), rng_matched=True)
     except Exception:  # what a part returns may not be differentiable, and a compiler may refuse a part
         return None
     leaves = [leaf for leaf in verdict.leaves if leaf.path.startswith(OF_GRADIENTS) and leaf.kind == DIVERGED]
     return _WrongGradient(calls, leaves[0]) if leaves else None
-
-
-def _asking_for_gradients(part: Part, differentiable: Collection[str]) -> Part:
-    """The part with inputs that ask for their gradients."""
-    names = [node.name for node in part.graph.graph.nodes if node.op == "placeholder"]
-    given = [
-        value.detach().requires_grad_(name in differentiable and value.is_floating_point())
-        for name, value in zip(names, part.inputs)
-    ]
-    return replace(part, inputs=tuple(given))

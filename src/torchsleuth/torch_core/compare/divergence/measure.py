@@ -156,11 +156,9 @@ def substituted(
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
         pairs = {subject.node_of.get(w.node, ""): t for w, t in zip(written, tensors)}
         with torch.no_grad():
-            for name in [
-                name for name in eager.nodes if name in pairs and name in nodes and name not in seen
-            ]:
+            for name in [n for n in eager.nodes if n in pairs and n in nodes and n not in seen]:
                 value = eager.value(name)
-                if _not_comparable(pairs[name], value) is None:
+                if not_comparable(pairs[name], value) is None:
                     pairs[name].copy_(value)
                 seen.add(name)
                 eager.done(name)
@@ -201,7 +199,10 @@ def differing(subject: Subject, tick: Tick, first: Measured) -> list[dict[str, A
             name = subject.node_of.get(each.node, "")
             before = kept.pop(name, None)
             if before is not None and _form(before) == _form(tensor):
-                found[name] |= _apart(before, tensor)
+                differ = (before != tensor) & ~((before != before) & (tensor != tensor))
+                wide = torch.complex128 if before.is_complex() else torch.float64
+                off = largest(tensor.to(wide) - before.to(wide))
+                found[name] |= {"elements": int(differ.sum()), "off": off}
 
     if kept:
         # How far apart two runs are takes a third: of the first, only a number is left for each value.
@@ -211,12 +212,6 @@ def differing(subject: Subject, tick: Tick, first: Measured) -> list[dict[str, A
 
 def _form(tensor: torch.Tensor) -> Form:
     return Form(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
-
-
-def _apart(one: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    differ = (one != other) & ~((one != one) & (other != other))
-    return {"elements": int(differ.sum()), "off": largest(other.to(wide) - one.to(wide))}
 
 
 def _call(subject: Subject, look: Any) -> Any:
@@ -244,7 +239,7 @@ def _run(
     def compare(each: Written, compiled: torch.Tensor) -> tuple[str, torch.Tensor] | None:
         name = subject.node_of[each.node]
         known = eager.value(name)
-        why = _not_comparable(compiled, known)
+        why = not_comparable(compiled, known)
         if why is not None:
             skipped[name] = why
             return None
@@ -257,10 +252,8 @@ def _run(
 
     def look(written: Sequence[Written], tensors: Sequence[torch.Tensor]) -> None:
         # An input that is written may hold a value that was seen in a buffer before.
-        pairs = [
-            (w, t) for w, t in zip(written, tensors) if subject.node_of.get(w.node, w.node) not in values
-        ]
-        pairs = [(w, t) for w, t in pairs if w.node in subject.node_of]
+        known = ((w, t) for w, t in zip(written, tensors) if w.node in subject.node_of)
+        pairs = [(w, t) for w, t in known if subject.node_of[w.node] not in values]
         pairs.sort(key=lambda pair: order[subject.node_of[pair[0].node]])
         with torch.no_grad():
             for each, compiled in pairs:
@@ -295,12 +288,13 @@ def _results(
         for path, name in returned:
             compiled = outputs.get(path if path in outputs else f"{path}[0]")
             known, truth, terms = references[name]
-            if isinstance(compiled, torch.Tensor) and _not_comparable(compiled, known) is None:
+            if isinstance(compiled, torch.Tensor) and not_comparable(compiled, known) is None:
                 found[path] = distance(compiled.detach(), known, truth, terms)
     return found
 
 
-def _not_comparable(compiled: torch.Tensor, eager: Any) -> str | None:
+def not_comparable(compiled: torch.Tensor, eager: Any) -> str | None:
+    """Why a compiled value cannot be held against eager's: `not_comparable(x, None)`."""
     if eager is None:
         return "eager's value was let go for want of memory"
     if not isinstance(eager, torch.Tensor):

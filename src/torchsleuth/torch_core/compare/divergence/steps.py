@@ -8,7 +8,6 @@ that writes into memory it has read before has one order only, and is run in tha
 from __future__ import annotations
 
 import abc
-import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     widen_inputs,
 )
 from torchsleuth.torch_core.compare.reference.memory import memory_left, trim
+from torchsleuth.torch_core.compare.verdict.leaf import largest
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 MOST_WAITING = 1 << 30
@@ -110,11 +110,6 @@ class Steps(abc.ABC):
             self._idle.pop(node, None)
             if self._readers.get(node, 0) <= 0:
                 self.env.pop(node, None)
-
-    def replace(self, name: str, value: Any) -> None:
-        """From here on the graph goes on with another value of a node."""
-        if self.nodes[name] in self.env:
-            self.env[self.nodes[name]] = value
 
     def _compute(self, wanted: Node) -> None:
         if self.writes:
@@ -277,8 +272,9 @@ class EagerSteps(Steps):
             self.dtypes[node.name] = dtypes_of(value)
             return value
         if opkinds.sums(node):
-            given = [self.env[each] for each in node.all_input_nodes]
-            self.memory.terms[node.name] = max(map(_magnitude, given), default=0.0)
+            given = (self.env[each] for each in node.all_input_nodes)
+            added = (v for v in given if isinstance(v, torch.Tensor) and v.is_floating_point())
+            self.memory.terms[node.name] = max(map(largest, added), default=0.0)
         return self.run.run_node(node)
 
     def terms(self, name: str) -> float:
@@ -287,13 +283,6 @@ class EagerSteps(Steps):
         while node.target is operator.getitem and isinstance(node.args[0], Node):
             node = node.args[0]
         return self.memory.terms.get(node.name, 0.0)
-
-
-def _magnitude(value: Any) -> float:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return 0.0
-    largest = float(value.detach().abs().max())
-    return largest if math.isfinite(largest) else 0.0
 
 
 class Float64Steps(Steps):
@@ -329,8 +318,8 @@ class Float64Steps(Steps):
 
     def rebase(self, name: str, eager: Any) -> None:
         """From here on float64 goes on from eager's value of a node: what comes after it is judged by itself."""
-        if not self.writes:
-            self.replace(name, widen(clone_inputs(eager)))
+        if not self.writes and self.nodes[name] in self.env:
+            self.env[self.nodes[name]] = widen(clone_inputs(eager))
 
 
 def run_once(graph: GraphModule, inputs: Sequence[Any]) -> EagerRun:

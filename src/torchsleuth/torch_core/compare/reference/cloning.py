@@ -86,22 +86,18 @@ def clone_inputs(tree: Any) -> Any:
 
 
 def snapshot(tree: Any) -> Snapshot:
-    """Remember the values of every tensor in `tree`; see `restore` and `changed`."""
+    """Remember the values of every tensor in `tree`, for `restore`."""
     originals = tensors_in(tree)
     copies = tensors_in(clone_inputs(originals))
     return Snapshot(tuple(originals), tuple(copies))
 
 
 def restore(taken: Snapshot) -> None:
-    """Write the remembered values back into the original tensors where they changed."""
+    """Write the remembered values back into the original tensors where they changed (bit for bit, NaN included)."""
     with torch.no_grad():
-        for position in changed(taken):
-            taken.originals[position].copy_(taken.copies[position])
-
-
-def changed(taken: Snapshot) -> list[int]:
-    """Positions of the tensors whose values are no longer the remembered ones (bit for bit, NaN included)."""
-    return [i for i, (now, then) in enumerate(zip(taken.originals, taken.copies)) if not same_bits(now, then)]
+        for now, then in zip(taken.originals, taken.copies):
+            if not same_bits(now, then):
+                now.copy_(then)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

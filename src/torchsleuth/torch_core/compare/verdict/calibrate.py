@@ -13,16 +13,17 @@ prints goes to stderr.
 from __future__ import annotations
 
 import json
-import operator
 import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Proxy
+from torch.fx.proxy import GraphAppendingTracer
 from torch.nn import functional as F
 
 from torchsleuth.torch_core.compare.verdict.judge import judge
@@ -34,7 +35,8 @@ from torchsleuth.torch_core.compare.verdict.limits import (
 )
 from torchsleuth.torch_core.compare.verdict.verdict import Verdict
 
-Grow = Callable[["Grower"], Node]
+Grow = Callable[["Grower"], Any]
+"""Adds a step to the graph that is grown, and gives its value: functions of torch, called on fx's stand-ins."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ def healthy_graph(seed: int, dtype: torch.dtype, device: str = "cpu") -> Healthy
     Example: `case = healthy_graph(7, torch.bfloat16); case.graph(*case.inputs)`.
     """
     grower = Grower(random.Random(seed), dtype)
-    grower.start()
     for _ in range(grower.random.randint(6, 28)):
         grower.step()
     graph = grower.finish()
@@ -69,15 +70,12 @@ class Grower:
         self.random = rng
         self.dtype = dtype
         self.nodes = Graph()
-        self.live: list[Node] = []
+        self.tracer = GraphAppendingTracer(self.nodes)
         self.inputs: list[Callable[[torch.Generator, torch.dtype], torch.Tensor]] = []
         self.rows, self.lanes = rng.choice([(32, 64), (32, 64), (16, 96), (8, 128), (64, 48)])
+        self.live = [self.input((self.rows, self.lanes)) for _ in range(rng.randint(1, 3))]
 
-    def start(self) -> None:
-        for _ in range(self.random.randint(1, 3)):
-            self.live.append(self.input((self.rows, self.lanes)))
-
-    def input(self, shape: tuple[int, ...], scale: float = 1.0, shift: float = 0.0) -> Node:
+    def input(self, shape: tuple[int, ...], scale: float = 1.0, shift: float = 0.0) -> Proxy:
         """A new float input of normal values."""
 
         def make(generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
@@ -86,24 +84,19 @@ class Grower:
         self.inputs.append(make)
         # Placeholders stand before the first computation.
         first_call = next((n for n in self.nodes.nodes if n.op != "placeholder"), None)
-        if first_call is None:
-            return self.nodes.placeholder(f"x{len(self.inputs)}")
-        with self.nodes.inserting_before(first_call):
-            return self.nodes.placeholder(f"x{len(self.inputs)}")
+        with self.nodes.inserting_before(first_call) if first_call is not None else nullcontext():
+            return Proxy(self.nodes.placeholder(f"x{len(self.inputs)}"), self.tracer)
 
-    def call(self, target: Callable, *args: object, **kwargs: object) -> Node:
-        return self.nodes.call_function(target, args, kwargs)
-
-    def pick(self) -> Node:
+    def pick(self) -> Proxy:
         """A live value, mostly a recent one, so that chains grow deep."""
         if self.random.random() < 0.6:
             return self.live[-1]
         return self.random.choice(self.live)
 
-    def pick_two(self) -> tuple[Node, Node]:
+    def pick_two(self) -> tuple[Proxy, Proxy]:
         """Two different values, so that no difference is zero and no maximum is the value itself."""
         first = self.pick()
-        others = [n for n in self.live if n is not first]
+        others = [v for v in self.live if v is not first]
         return first, self.random.choice(others) if others else self.input((self.rows, self.lanes))
 
     def step(self) -> None:
@@ -111,160 +104,91 @@ class Grower:
         self.live.append(grow(self))
 
     def finish(self) -> GraphModule:
-        out = [self.live[-1]]
-        others = [n for n in self.live[:-1] if n.op != "placeholder"]
-        out += self.random.sample(others, min(len(others), self.random.choice([0, 0, 1, 2])))
+        last = self.live[-1]
+        others = [v for v in self.live[:-1] if v.node.op != "placeholder"]
+        out = [last, *self.random.sample(others, min(len(others), self.random.choice([0, 0, 1, 2])))]
         if self.random.random() < 0.2:
-            out.append(self.call(torch.sum, self.live[-1], 1))
+            out.append(torch.sum(last, 1))
         if self.random.random() < 0.1:
-            out.append(self.call(torch.gt, self.live[-1], 0.25))
+            out.append(torch.gt(last, 0.25))
         if self.random.random() < 0.1:
-            out.append(self.call(torch.argmax, self.live[-1], 1))
-        self.nodes.output(tuple(out))
+            out.append(torch.argmax(last, 1))
+        self.nodes.output(tuple(v.node for v in out))
         self.nodes.eliminate_dead_code()
         return GraphModule(torch.nn.Module(), self.nodes)
 
 
-def _unary(*targets: Callable) -> Grow:
-    return lambda g: g.call(g.random.choice(targets), g.pick())
+def _unary(*functions: Callable[..., Any]) -> Grow:
+    return lambda g: g.random.choice(functions)(g.pick())
 
 
-def _grow_add(g: Grower) -> Node:
-    return g.call(operator.mul, g.call(g.random.choice([torch.add, torch.sub]), *g.pick_two()), 0.7)
+def _divide(g: Grower) -> Any:
+    bottom = torch.abs(g.pick()) + g.random.choice([0.5, 1.0])
+    return torch.div(g.pick(), bottom)
 
 
-def _grow_mul(g: Grower) -> Node:
-    return g.call(torch.mul, g.pick(), g.call(torch.tanh, g.pick()))
-
-
-def _grow_divide(g: Grower) -> Node:
-    bottom = g.call(operator.add, g.call(torch.abs, g.pick()), g.random.choice([0.5, 1.0]))
-    return g.call(torch.div, g.pick(), bottom)
-
-
-def _grow_select(g: Grower) -> Node:
-    return g.call(g.random.choice([torch.maximum, torch.minimum]), *g.pick_two())
-
-
-def _grow_affine(g: Grower) -> Node:
-    scaled = g.call(operator.mul, g.pick(), g.random.choice([0.5, 1.1, -0.9]))
-    return g.call(operator.add, scaled, g.input((g.lanes,), 0.3))
-
-
-def _grow_exp(g: Grower) -> Node:
-    return g.call(torch.exp, g.call(operator.neg, g.call(torch.abs, g.pick())))
-
-
-def _grow_root(g: Grower) -> Node:
+def _standardise(g: Grower) -> Any:
     value = g.pick()
-    return g.call(torch.rsqrt, g.call(operator.add, g.call(torch.mul, value, value), 1.0))
+    return value * torch.rsqrt(torch.var(value, g.random.choice([0, 1]), keepdim=True, correction=1) + 0.1)
 
 
-def _grow_log(g: Grower) -> Node:
-    return g.call(torch.log1p, g.call(torch.abs, g.pick()))
+def _softmax(g: Grower) -> Any:
+    function = g.random.choice([F.softmax, F.softmax, F.log_softmax])
+    return function(g.pick(), dim=-1) * (float(g.lanes) / 4 if function is F.softmax else 0.2)
 
 
-def _grow_gelu(g: Grower) -> Node:
-    return g.call(F.gelu, g.pick(), approximate=g.random.choice(["none", "none", "tanh"]))
-
-
-def _grow_center(g: Grower) -> Node:
-    value = g.pick()
-    return g.call(torch.sub, value, g.call(torch.mean, value, g.random.choice([0, 1]), True))
-
-
-def _grow_standardise(g: Grower) -> Node:
-    value = g.pick()
-    spread = g.call(torch.var, value, g.random.choice([0, 1]), keepdim=True, correction=1)
-    return g.call(torch.mul, value, g.call(torch.rsqrt, g.call(operator.add, spread, 0.1)))
-
-
-def _grow_softmax(g: Grower) -> Node:
-    target = g.random.choice([F.softmax, F.softmax, F.log_softmax])
-    scaled = g.call(target, g.pick(), dim=-1)
-    return g.call(operator.mul, scaled, float(g.lanes) / 4 if target is F.softmax else 0.2)
-
-
-def _grow_layer_norm(g: Grower) -> Node:
+def _layer_norm(g: Grower) -> Any:
     weight, bias = g.input((g.lanes,), 0.1, 1.0), g.input((g.lanes,), 0.1)
-    return g.call(F.layer_norm, g.pick(), (g.lanes,), weight, bias, 1e-5)
+    return F.layer_norm(g.pick(), (g.lanes,), weight, bias, 1e-5)
 
 
-def _grow_linear(g: Grower) -> Node:
-    return g.call(F.linear, g.pick(), g.input((g.lanes, g.lanes), g.lanes**-0.5), g.input((g.lanes,), 0.1))
-
-
-def _grow_gram(g: Grower) -> Node:
+def _gram(g: Grower) -> Any:
     value = g.pick()
-    scores = g.call(operator.mul, g.call(torch.matmul, value, g.call(torch.t, value)), 1.0 / g.lanes)
-    return g.call(torch.matmul, g.call(F.softmax, scores, dim=-1), value)
+    scores = torch.matmul(value, torch.t(value)) * (1.0 / g.lanes)
+    return torch.matmul(F.softmax(scores, dim=-1), value)
 
 
-def _grow_sum(g: Grower) -> Node:
+def _masked(g: Grower) -> Any:
+    kept = g.pick() > 0.0
+    return torch.where(kept, g.pick(), g.pick() * 0.1)
+
+
+def _moved(g: Grower) -> Any:
     value = g.pick()
-    total = g.call(torch.sum, value, 1, True)
-    return g.call(torch.add, value, g.call(operator.mul, total, 1.0 / g.lanes))
+    return torch.roll(value, 3, 1) if g.random.random() < 0.5 else torch.flip(value, [0])
 
 
-def _grow_cumsum(g: Grower) -> Node:
-    return g.call(operator.mul, g.call(torch.cumsum, g.pick(), 1), g.lanes**-0.5)
-
-
-def _grow_amax(g: Grower) -> Node:
-    value = g.pick()
-    top = g.call(operator.add, g.call(torch.amax, g.call(torch.abs, value), 1, True), 0.5)
-    return g.call(torch.div, value, top)
-
-
-def _grow_logsumexp(g: Grower) -> Node:
-    value = g.pick()
-    return g.call(torch.sub, value, g.call(torch.logsumexp, value, 1, True))
-
-
-def _grow_mask(g: Grower) -> Node:
-    kept = g.call(operator.gt, g.pick(), 0.0)
-    return g.call(torch.where, kept, g.pick(), g.call(operator.mul, g.pick(), 0.1))
-
-
-def _grow_move(g: Grower) -> Node:
-    value = g.pick()
-    if g.random.random() < 0.5:
-        return g.call(torch.roll, value, 3, 1)
-    return g.call(torch.flip, value, [0])
-
-
-def _grow_wide(g: Grower) -> Node:
+def _wide(g: Grower) -> Any:
     """A piece computed in float32 whatever the dtype, as norms in language models are."""
-    value = g.call(torch.Tensor.to, g.pick(), torch.float32)
-    power = g.call(torch.mean, g.call(torch.mul, value, value), -1, True)
-    scaled = g.call(torch.mul, value, g.call(torch.rsqrt, g.call(operator.add, power, 1e-5)))
-    return g.call(torch.Tensor.to, scaled, g.dtype)
+    value = g.pick().to(torch.float32)
+    power = torch.mean(torch.mul(value, value), -1, True)
+    return torch.mul(value, torch.rsqrt(power + 1e-5)).to(g.dtype)
 
 
 MENU: list[tuple[Grow, float]] = [
     (_unary(F.relu, F.silu, torch.tanh, torch.sigmoid, torch.sin, torch.cos, torch.erf, F.softplus), 4),
-    (_grow_gelu, 1.5),
-    (_grow_add, 2),
-    (_grow_mul, 2),
-    (_grow_divide, 1),
-    (_grow_select, 1),
-    (_grow_affine, 1),
-    (_grow_exp, 1),
-    (_grow_root, 1),
-    (_grow_log, 1),
-    (_grow_center, 1.5),
-    (_grow_standardise, 1.5),
-    (_grow_softmax, 1.5),
-    (_grow_layer_norm, 1.5),
-    (_grow_linear, 1.5),
-    (_grow_gram, 0.5),
-    (_grow_sum, 1),
-    (_grow_cumsum, 1),
-    (_grow_amax, 0.7),
-    (_grow_logsumexp, 0.7),
-    (_grow_mask, 0.7),
-    (_grow_move, 0.7),
-    (_grow_wide, 1),
+    (lambda g: F.gelu(g.pick(), approximate=g.random.choice(["none", "none", "tanh"])), 1.5),
+    (lambda g: g.random.choice([torch.add, torch.sub])(*g.pick_two()) * 0.7, 2),
+    (lambda g: torch.mul(g.pick(), torch.tanh(g.pick())), 2),
+    (_divide, 1),
+    (lambda g: g.random.choice([torch.maximum, torch.minimum])(*g.pick_two()), 1),
+    (lambda g: g.pick() * g.random.choice([0.5, 1.1, -0.9]) + g.input((g.lanes,), 0.3), 1),
+    (lambda g: torch.exp(-torch.abs(g.pick())), 1),
+    (lambda g: torch.rsqrt(torch.mul(value := g.pick(), value) + 1.0), 1),
+    (lambda g: torch.log1p(torch.abs(g.pick())), 1),
+    (lambda g: torch.sub(value := g.pick(), torch.mean(value, g.random.choice([0, 1]), True)), 1.5),
+    (_standardise, 1.5),
+    (_softmax, 1.5),
+    (_layer_norm, 1.5),
+    (lambda g: F.linear(g.pick(), g.input((g.lanes, g.lanes), g.lanes**-0.5), g.input((g.lanes,), 0.1)), 1.5),
+    (_gram, 0.5),
+    (lambda g: torch.add(value := g.pick(), torch.sum(value, 1, True) * (1.0 / g.lanes)), 1),
+    (lambda g: torch.cumsum(g.pick(), 1) * g.lanes**-0.5, 1),
+    (lambda g: torch.div(value := g.pick(), torch.amax(torch.abs(value), 1, True) + 0.5), 0.7),
+    (lambda g: torch.sub(value := g.pick(), torch.logsumexp(value, 1, True)), 0.7),
+    (_masked, 0.7),
+    (_moved, 0.7),
+    (_wide, 1),
 ]
 """What a step may add and how often: norms, reductions and products are as frequent as in models."""
 

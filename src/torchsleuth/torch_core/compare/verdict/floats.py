@@ -96,7 +96,9 @@ def _errors(leaf: Leaf, compiled: torch.Tensor) -> Errors:
     others = leaf.spread.reach(EQUIVALENT)
     usual = _noise(leaf, truth)
     # A decision that moves a row in usual runs hides one that only stronger noise takes: seen element by element.
-    decided = _with_jumps(leaf, usual, usual if others is None else _noise(leaf, truth, neighbours=False))
+    own = usual if others is None else _noise(leaf, truth, neighbours=False)
+    decided = _widen_at_jumps(usual, own, leaf.spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
+    decided = _widen_at_jumps(decided, own, leaf.spread.reach(REVERSED), JUMP)
     noise = _widen_at_jumps(decided, decided, others, 1.0)
     off = as_real(compiled).to(truth.device) - truth
     eager_off = as_real(leaf.eager).to(truth.device) - truth
@@ -122,12 +124,6 @@ def _noise(leaf: Leaf, truth: torch.Tensor, neighbours: bool = True) -> torch.Te
     # Half a step of zero is no float64 any more.
     least = ulp(truth, leaf.eager.dtype).mul_(0.5).clamp_min_(torch.finfo(torch.float64).tiny)
     return torch.maximum(noise, least, out=noise)
-
-
-def _with_jumps(leaf: Leaf, noise: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The noise, but where a decision that may fall either way moves an element further than its own."""
-    noise = _widen_at_jumps(noise, own, leaf.spread.reach(AMPLIFIED), JUMP * AMPLIFICATION)
-    return _widen_at_jumps(noise, own, leaf.spread.reach(REVERSED), JUMP)
 
 
 def _with_neighbours(square: torch.Tensor) -> torch.Tensor:
@@ -322,26 +318,15 @@ MOST_TIMES = 1e5
 
 
 def _distance(draft: LeafVerdict) -> str:
-    ulps = (
-        f"{draft.ulps or 0.0:.1f} ulps"
-        if (draft.ulps or 0.0) < MOST_ULPS
-        else "what is left of larger numbers"
-    )
+    ulps, z = draft.ulps or 0.0, draft.z or 0.0
+    times = f"{z:.1f}" if z < MOST_TIMES else f"{z:.1e}"
+    steps = f"{ulps:.1f} ulps" if ulps < MOST_ULPS else "what is left of larger numbers"
     return (
         f"element {list(draft.index or ())} is {draft.compiled:.8g}, "
         f"float64 says {draft.truth:.8g}, eager {draft.eager:.8g}: "
-        f"{_times(draft.z)} times the rounding noise ({ulps}; eager {draft.z_eager:.1f}), "
+        f"{times} times the rounding noise ({steps}; eager {draft.z_eager:.1f}), "
         f"{draft.share:.2%} of elements beyond {draft.limit:.1f}"
     )
-
-
-def _times(z: float | None) -> str:
-    """Digits of a factor, as many as say something.
-
-    >>> _times(12.34), _times(1.6e37)
-    ('12.3', '1.6e+37')
-    """
-    return f"{z or 0.0:.1f}" if (z or 0.0) < MOST_TIMES else f"{z:.1e}"
 
 
 def _harmless(draft: LeafVerdict) -> str:

@@ -46,7 +46,7 @@ from torchsleuth.torch_core.compare.verdict.evidence import (
     reference_run,
 )
 from torchsleuth.torch_core.compare.verdict.floats import judge_discrete, judge_floats
-from torchsleuth.torch_core.compare.verdict.leaf import REVERSED, Leaf, Spread, as_real, with_zeros
+from torchsleuth.torch_core.compare.verdict.leaf import REVERSED, Leaf, Spread, as_real
 from torchsleuth.torch_core.compare.verdict.limits import Calibration, limits_for, load_calibration
 from torchsleuth.torch_core.compare.verdict.verdict import (
     DIVERGED,
@@ -374,7 +374,10 @@ def _judge_leaf(leaf: Leaf, compiled: Any, calibration: Calibration | None) -> L
         )
         return LeafVerdict(leaf.path, kind, text, "quantised")
     if leaf.unwritten is not None:
-        leaf, compiled = leaf.with_zeros_for_unwritten(), with_zeros(compiled, leaf.unwritten)
+        where = leaf.unwritten
+        values = (leaf.eager, leaf.truth, compiled)
+        eager, truth, compiled = (value.masked_fill(where.to(value.device), 0) for value in values)
+        leaf = replace(leaf, eager=eager, truth=truth, unwritten=None)
     if not is_inexact(compiled):
         return judge_discrete(leaf, compiled)
     if JUDGING_BYTES * compiled.numel() > memory_left(compiled.device):

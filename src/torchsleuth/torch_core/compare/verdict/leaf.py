@@ -197,15 +197,3 @@ class Leaf:
         """The same leaf where there is more memory."""
         self.spread.to_cpu()
         return replace(self, eager=self.eager.cpu(), truth=self.truth.cpu())
-
-    def with_zeros_for_unwritten(self) -> Leaf:
-        """The same leaf where what comes from memory that nobody wrote is zero."""
-        if self.unwritten is None:
-            return self
-        eager, truth = (with_zeros(value, self.unwritten) for value in (self.eager, self.truth))
-        return replace(self, eager=eager, truth=truth, unwritten=None)
-
-
-def with_zeros(value: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The values with zeros at some places: `with_zeros(torch.ones(2), torch.tensor([True, False]))`."""
-    return value.masked_fill(where.to(value.device), 0)

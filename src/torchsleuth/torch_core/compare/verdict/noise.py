@@ -33,7 +33,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
     widen,
 )
 from torchsleuth.torch_core.compare.reference.opkinds import plain_name
-from torchsleuth.torch_core.compare.reference.trees import CHUNK, pieces
+from torchsleuth.torch_core.compare.reference.trees import pieces
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
@@ -62,12 +62,6 @@ class Decision:
         self.square = self.square + moved * moved
         self.seen += 1
 
-    def doubtful(self) -> torch.Tensor | None:
-        """Where rounding could take the decision the other way; None before two runs were watched."""
-        if self.seen < 2:
-            return None
-        return (self.first + self.total / self.seen).abs() < self._risk()
-
     def _risk(self) -> torch.Tensor:
         """How far what was watched may go by rounding."""
         mean = self.total / self.seen
@@ -77,44 +71,33 @@ class Decision:
         return AT_RISK * spread.sqrt()
 
     def stepped(
-        self,
-        step: Callable[[torch.Tensor], torch.Tensor],
-        x: torch.Tensor,
-        reverse: Callable[[torch.Tensor], torch.Tensor] | None,
-        watching: bool,
+        self, step: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, source: NoiseSource
     ) -> torch.Tensor:
-        """`step(x)` of a function that jumps, like floor; from beyond the jump where `reverse` is and `x` may get."""
+        """`step(x)` of a function that jumps, like floor; from beyond the jump where `x` may get there in this run."""
         value = step(x)
-        if watching:
+        if source.is_ordinary:
             self.watch(x)
-        if reverse is None or self.seen < 2:
+        if not source.reverse_decisions or self.seen < 2:
             return value
         risk = self._risk()
         above, below = step(x + risk), step(x - risk)
         other = torch.where(above != value, above, below)
-        return torch.where(reverse(other != value), other, value)
+        return torch.where(source.reversed_of(other != value), other, value)
 
-    def taken(
-        self,
-        value: Any,
-        left: Any,
-        right: Any,
-        reverse: Callable[[torch.Tensor], torch.Tensor] | None,
-        watching: bool,
-    ) -> Any:
-        """What a comparison gave, `reverse(doubtful)` of it turned round; `watching` notes the operands of this run."""
+    def taken(self, value: Any, left: Any, right: Any, source: NoiseSource) -> Any:
+        """What a comparison gave, turned round where rounding could and this run does; an ordinary run is watched."""
         operands = [v for v in (left, right) if isinstance(v, torch.Tensor)]
         if not isinstance(value, torch.Tensor) or not any(v.is_floating_point() for v in operands):
             return value
-        if watching:
+        if source.is_ordinary:
             self.watch(left - right)
-        doubtful = self.doubtful() if reverse is not None else None
-        if doubtful is None or reverse is None:
+        if not source.reverse_decisions or self.seen < 2:
             return value
+        doubtful = (self.first + self.total / self.seen).abs() < self._risk()
         if not isinstance(right, torch.Tensor) and right == 0:
             # A zero that no noise ever moves, like those behind a relu, is one.
             doubtful = doubtful & ((left != 0) | (self.square > 0))
-        return value ^ reverse(doubtful)
+        return value ^ source.reversed_of(doubtful)
 
 
 def unclamped_operand(left: Any, right: Any) -> Node | None:
@@ -125,17 +108,6 @@ def unclamped_operand(left: Any, right: Any) -> Node | None:
         return None
     before = left.args[0] if left.args else None
     return before if isinstance(before, Node) else None
-
-
-def comparison(target: Any) -> Callable[..., Any]:
-    """A comparison as a function of two operands, whether the graph calls a function or a method."""
-    if callable(target):
-        return target
-
-    def by_method(left: Any, right: Any) -> Any:
-        return getattr(left, target)(right)
-
-    return by_method
 
 
 SHIFTS = 1 << 16
@@ -209,16 +181,9 @@ class NoiseSource:
         """Whether this is a run with noise as it is, neither stronger nor with decisions turned round."""
         return self.scale == 1.0 and not self.reverse_decisions
 
-    @property
-    def reversal(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Which doubtful decisions are turned round in this run; None where none is."""
-        if not self.reverse_decisions:
-            return None
-        return (
-            (lambda doubtful: doubtful & (self.uniform(doubtful.shape) > 0))
-            if self.reverse_some
-            else lambda d: d
-        )
+    def reversed_of(self, doubtful: torch.Tensor) -> torch.Tensor:
+        """Which doubtful decisions are turned round in this run."""
+        return doubtful & (self.uniform(doubtful.shape) > 0) if self.reverse_some else doubtful
 
     def _grow(self, size: int) -> None:
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -280,7 +245,7 @@ class NoiseSource:
         factor = unit * self.scale * 2.0**53 * self._jitter()
         out = tensor if in_place else tensor.clone()
         # A piece at a time: a second tensor of its size would be the largest thing in memory.
-        for (piece,) in pieces(out, size=CHUNK):
+        for (piece,) in pieces(out):
             scaled = piece * factor
             if infinite:
                 for part in (scaled.real, scaled.imag) if scaled.is_complex() else (scaled,):
@@ -465,8 +430,9 @@ class NoisyRun(RunWithNoise):
             before = self.held[step.unclamped]
             if self.last_decision[step.unclamped] is n:
                 del self.held[step.unclamped]
-        value = torch.le(left, right) if gate else comparison(n.target)(left, right)
-        value = decision.taken(value, before, right, self.source.reversal, self.source.is_ordinary)
+        compare: Any = torch.le if gate else n.target
+        value = compare(left, right) if callable(compare) else getattr(left, compare)(right)
+        value = decision.taken(value, before, right, self.source)
         return torch.where(value, torch.zeros_like(args[0]), args[0]) if gate else value
 
 

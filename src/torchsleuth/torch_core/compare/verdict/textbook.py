@@ -123,9 +123,7 @@ class TextbookRun(RunWithNoise):
         if name in COMPARE and len(args) == 2:
             return self._decided(call(), *args)
         if name in JUMPS and args[0].dtype == torch.float64:
-            return self._decision().stepped(
-                lambda x: op(x, *args[1:], **kwargs), args[0], self.source.reversal, self.source.is_ordinary
-            )
+            return self._decision().stepped(lambda x: op(x, *args[1:], **kwargs), args[0], self.source)
         if self.apart and name not in PRIMITIVE:
             whole = CORNERS.get(name) or decomposition_of(op)
             if whole is not None:
@@ -189,7 +187,7 @@ class TextbookRun(RunWithNoise):
     def _decided(self, value: Any, left: Any, right: Any) -> Any:
         clamped = not isinstance(right, torch.Tensor) and right == 0
         before = getattr(left, "before_clamping", left) if clamped else left
-        return self._decision().taken(value, before, right, self.source.reversal, self.source.is_ordinary)
+        return self._decision().taken(value, before, right, self.source)
 
 
 def _rounds(n: Node, own: float, dtypes: Dtypes) -> bool:
@@ -311,7 +309,8 @@ def _accumulated(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> to
     if not (rest and rest[0]) or added.dtype not in WIDE or added.is_complex() or not value.numel():
         return None
     sizes = torch.zeros_like(value, memory_format=torch.contiguous_format)
-    sizes.index_put_(indices, added.abs().expand_as(sizes[tuple(_whole(i) for i in indices)]), True)
+    met = sizes[tuple(slice(None) if index is None else index for index in indices)]
+    sizes.index_put_(indices, added.abs().expand_as(met), True)
     return _in_any_order(sizes, added)
 
 
@@ -320,27 +319,19 @@ def _in_any_order(sizes: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     return sizes * (math.sqrt(max(1.0, added.numel() / sizes.numel())) / 2)
 
 
-def _whole(index: Any) -> Any:
-    return slice(None) if index is None else index
-
-
 def _transform(args: tuple, kwargs: dict[str, Any], value: torch.Tensor) -> torch.Tensor:
     """A Fourier transform mixes all elements of a row: small results err as large ones do."""
     size = torch.linalg.vector_norm(value.abs()) / math.sqrt(max(value.numel(), 1))
     return (size * math.log2(max(args[0].numel(), 2))).expand(value.shape)
 
 
-def _hardshrink(x: torch.Tensor, bound: float = 0.5) -> torch.Tensor:
-    return torch.where((x >= -bound) & (x <= bound), torch.zeros_like(x), x)
-
-
-def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
-    return torch.where((x >= -bound) & (x <= bound), torch.zeros_like(gradient), gradient)
+def _beyond(value: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.where((x >= -bound) & (x <= bound), torch.zeros_like(value), value)
 
 
 CORNERS: dict[str, Callable[..., torch.Tensor]] = {
-    "hardshrink": _hardshrink,
-    "hardshrink_backward": _hardshrink_backward,
+    "hardshrink": lambda x, bound=0.5: _beyond(x, x, bound),
+    "hardshrink_backward": _beyond,
 }
 """Operators with a corner for which torch has no decomposition."""
 
