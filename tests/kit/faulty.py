@@ -1,6 +1,7 @@
 """Trials that misbehave in every way a trial can; which way is named by the trial's graph. Needs no torch."""
 
 import ctypes
+import fcntl
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.processes.kernel_caches import HEADERS
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature
@@ -70,6 +72,14 @@ def do_count(trial, announce):
 
 def do_raise(trial, announce):
     raise RuntimeError("a bug of ours")
+
+
+def do_precompile(trial, announce):
+    """As torch does it: under a lock, by another process, which marks the file until all of it is there."""
+    (HEADERS / "locks").mkdir(parents=True)
+    with open(HEADERS / "locks" / "cabc.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["sh", "-c", f"printf gpcWrite > {HEADERS}/cabc.h.gch; sleep 1000"])
 
 
 def do_segv(trial, announce):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
+from torchsleuth.core.processes.kernel_caches import drop_unfinished_headers
 from torchsleuth.core.processes.tree import TOKEN, adopt_orphans, mark_this_process
 from torchsleuth.core.protocol.frames import Become
 from torchsleuth.torch_internals.kernel_builds import (
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> None:
     """Started by `processes.prepared` with the number of its socket."""
     control = socket.socket(fileno=int(arguments[0]))
     adopt_orphans()
+    drop_unfinished_headers()
     load_compiler()
     # Which vector instructions the C++ compiler knows is asked in six small processes, a second, for each first kernel.
     recall_vector_instructions(noted_answers())

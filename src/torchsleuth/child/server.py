@@ -33,7 +33,7 @@ from torchsleuth.child.child_process import (
     read_some,
     spawn_child,
 )
-from torchsleuth.core.processes.kernel_caches import drop_torn
+from torchsleuth.core.processes.kernel_caches import drop_torn, drop_unfinished_headers
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.processes.starting import without_devices
 from torchsleuth.core.processes.tree import (
@@ -398,12 +398,12 @@ class Server:
             # Whatever it was compiling may be half-written.
             cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
             drop_torn(cache, child.job.started_at, descendants_of(os.getpid()))
+            drop_unfinished_headers()
         if child is not self.probe:
             self.report(child, status)
-        for descriptor in (child.results, child.output):
+        for descriptor in child.descriptors:
             if descriptor in self.selector.get_map():
                 self.selector.unregister(descriptor)
-        for descriptor in child.descriptors:
             os.close(descriptor)
         if child is self.probe:
             self.learned(child.learned)
@@ -451,6 +451,7 @@ class Server:
         if token != UNMARKED:  # else it would end the prepared interpreters of everyone
             kill_marked(token)
         kill_descendants()
+        drop_unfinished_headers(patience=LAST_WORDS)
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
         os._exit(0)
@@ -473,12 +474,10 @@ def main(arguments: list[str]) -> None:
     os.environ.update(without_devices())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    facts: Document = {}
     gc.disable()  # loading makes a million objects, none of them garbage
-    if options.warm_up:
-        signal.alarm(WARM_UP_SECONDS)
-        facts = named_function(options.warm_up)() or {}
-        signal.alarm(0)
+    signal.alarm(WARM_UP_SECONDS)
+    facts: Document = (named_function(options.warm_up)() if options.warm_up else None) or {}
+    signal.alarm(0)
     if options.temporary:
         # For trials, which may be killed, and their C++ compilers. Not before torch has chosen where it keeps its
         # precompiled headers: everybody's are meant to be there.

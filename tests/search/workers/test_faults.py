@@ -218,6 +218,22 @@ def test_a_cancelled_trial_ends_before_its_time_and_frees_its_place(workers):
     assert only_the_server_is_left(workers)
 
 
+@pytest.mark.parametrize("end", ["cancelled", "everything ends"])
+def test_a_header_that_an_ended_trial_was_precompiling_is_not_left_half_written(tmp_path, monkeypatch, end):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with faulty_workers() as workers:
+        ticket = running(workers, "precompile")
+        while not (found := list(tmp_path.glob("torchinductor_*/precompiled_headers/*.gch"))):
+            assert not ticket.done()
+            time.sleep(0.05)
+        (header,) = found
+        if end == "cancelled":
+            assert ticket.cancel() and wait([ticket]).done
+            assert workers.run(trial("pass")).text == "passed"
+            assert not header.exists()
+    assert not header.exists()
+
+
 def test_a_server_that_cannot_start_is_an_error_that_says_why(tmp_path):
     broken = {**os.environ, "PYTHONHOME": str(tmp_path)}
     with Workers(1, warm_up=None, environment=broken) as workers:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 from torchsleuth.child.child_process import BoundedOutput
 from torchsleuth.core.cases.record import AmbientState, CompileSettings
 from torchsleuth.core.changes import Change
-from torchsleuth.core.processes.kernel_caches import drop_torn
+from torchsleuth.core.processes.kernel_caches import UNFINISHED, drop_torn, drop_unfinished_headers
 from torchsleuth.core.processes.limits import Limits, clock_of_a_hang
 from torchsleuth.core.protocol.codec import from_json, to_json
 from torchsleuth.core.protocol.frames import BrokenFrame, Frames, frame
@@ -130,6 +133,40 @@ def test_a_library_that_another_trials_linker_is_writing_stays(tmp_path):
         linker.flush()
         assert drop_torn(tmp_path, 0.0, [os.getpid()]) == []
     assert drop_torn(tmp_path, 0.0, [os.getpid()]) == [path]
+
+
+@pytest.fixture
+def headers(tmp_path):
+    """A folder as torch keeps precompiled headers in, with one of them, whose compiler can be asked for."""
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "cabc.lock").touch()
+    (tmp_path / "cabc.h").write_text("#include <bits/stdc++.h>\n")
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_header_whose_compiler_was_killed_is_removed_and_a_whole_one_stays(headers):
+    made = headers / "cabc.h.gch"
+    build = ["g++", "-x", "c++-header", str(headers / "cabc.h"), "-o", str(made)]
+    compiler = subprocess.Popen(build, start_new_session=True)
+    while not (made.exists() and made.read_bytes()[: len(UNFINISHED)] == UNFINISHED):
+        assert compiler.poll() is None
+        time.sleep(0.002)
+    os.killpg(compiler.pid, signal.SIGKILL)
+    compiler.wait()
+    assert drop_unfinished_headers(headers) == [made] and not made.exists()
+    (headers / "cabc.h").write_text("#include <cstddef>\n")
+    subprocess.run(build, check=True)
+    assert drop_unfinished_headers(headers) == [] and made.exists()
+
+
+def test_a_header_that_another_program_has_written_stays(headers):
+    made = headers / "cabc.h.gch"
+    made.write_bytes(UNFINISHED + b"...")
+    with open(headers / "locks" / "cabc.lock") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        assert drop_unfinished_headers(headers, patience=0.1) == []
+    assert drop_unfinished_headers(headers) == [made]
 
 
 def test_the_users_caches_are_never_used():
