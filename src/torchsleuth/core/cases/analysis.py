@@ -7,7 +7,7 @@ come from a stranger.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchsleuth.core.cases.errors import DamagedCase, SleuthError
 from torchsleuth.core.cases.model import Analyzed, Case
@@ -180,17 +180,11 @@ class Analysis:
 
     def summary(self) -> Analyzed:
         """What case.json says of it."""
-        c = self.culprit
+        same = ("node", "op", "kernel", "user_line", "off", "noise", "confirmed", "recovers")
+        found = {} if self.culprit is None else {name: getattr(self.culprit, name) for name in same}
         return Analyzed(
             self.words,
-            node=c.node if c else None,
-            op=c.op if c else None,
-            kernel=c.kernel if c else None,
-            user_line=c.user_line if c else None,
-            off=c.off if c else None,
-            noise=c.noise if c else None,
-            confirmed=c.confirmed if c else None,
-            recovers=c.recovers if c else None,
+            **found,
             clean=self.clean,
             seconds=round(sum(v for v in self.seconds.values() if isinstance(v, (int, float))), 2),
             error=self.error,
@@ -368,11 +362,11 @@ def _culprit(
     if found is None:
         return None
     line = lines.get(found["node"]) or lines.get(found["seen_at"]) or called_from
-    known = {**found, "calls": tuple(found["calls"]), "also": tuple(found["also"])}
+    culprit = codec.from_json(Culprit, found)
     if line is None:
-        return Culprit(**known)
-    return Culprit(
-        **known,
+        return culprit
+    return replace(
+        culprit,
         user_line=line.place,
         code=line.code or None,
         function=line.function or None,

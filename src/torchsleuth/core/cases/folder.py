@@ -239,16 +239,12 @@ def _put(folder: Path, name: str, content: str | Path) -> None:
         return
     if isinstance(content, Path):
         with growing(path) as part:
-            _link_or_copy(content, part)
+            try:
+                os.link(content, part, follow_symlinks=False)
+            except OSError:
+                shutil.copyfile(content, part, follow_symlinks=False)
     else:
         write_whole(path, scrubbed(name, content))
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 @contextlib.contextmanager

@@ -203,6 +203,14 @@ def read_record(path: Path) -> GraphRecord:
         raise NotRead(f"{path.name} does not describe a graph ({failure})") from failure
 
 
+def record_at(folder: Path) -> GraphRecord | None:
+    """The record in a folder; None where none can be read there: `record_at(Path("/no/such")) is None`."""
+    try:
+        return read_record(folder / "record.json")
+    except ValueError:
+        return None
+
+
 def _line(doc: Document) -> SourceLine:
     line = SourceLine(**_known(SourceLine, doc))
     return replace(line, file=os.path.expanduser(line.file)) if line.file.startswith("~") else line

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, read_inside, text_inside
-from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.record import read_record, record_at
 from torchsleuth.core.processes.tree import ProcessIdentity, identity_from_json
 from torchsleuth.core.protocol.codec import Document, WrongShape, from_json
 from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
@@ -153,7 +153,8 @@ class WatchedProcess:
 
     def captured_graphs(self) -> int:
         """How many graphs were captured in this process itself; each may have several aten graphs."""
-        return sum(map(_is_outermost, self._own_graphs()))
+        records = filter(None, map(record_at, self._own_graphs()))
+        return sum(record.settings.level == "dynamo" or record.outer is None for record in records)
 
     def failures(self) -> list[Failure]:
         """What the process reported, in order; raises `NotRead` where a report is none."""
@@ -200,7 +201,7 @@ class WatchedProcess:
             i for i, count in enumerate(counters) if count % 2 and i != CAPTURE and i // 2 in folders
         ]
         if open_slots:
-            slot = max(open_slots, key=lambda i: (_level(folders[i // 2]) == "aot", i // 2))
+            slot = max(open_slots, key=lambda i: (_is_aten(folders[i // 2]), i // 2))
             calls = tuple((folders[i // 2], (counters[i] + 1) // 2) for i in open_slots if i % 2)
             return UnderWay(folders[slot // 2], "run" if slot % 2 else "compile", counters[slot], calls)
         if counters and counters[CAPTURE] % 2:
@@ -251,19 +252,9 @@ def _lost(where: UnderWay, signature: Signature, stacks: str) -> Failure:
     return Failure(signature, stacks, time.time(), record=record, calls=tuple(calls))
 
 
-def _level(folder: Path) -> str | None:
-    try:
-        return read_record(folder / "record.json").settings.level
-    except ValueError:
-        return None
-
-
-def _is_outermost(folder: Path) -> bool:
-    try:
-        record = read_record(folder / "record.json")
-    except ValueError:
-        return False
-    return record.settings.level == "dynamo" or record.outer is None
+def _is_aten(folder: Path) -> bool:
+    """Whether a graph is one that AOTAutograd made."""
+    return (record := record_at(folder)) is not None and record.settings.level == "aot"
 
 
 def _is_folder(path: Path) -> bool:

@@ -127,6 +127,19 @@ def goes_with_us(folder: Path) -> Callable[[], None]:
     return lambda: cleaner.tell(f"{number} gone -\n")
 
 
+class Closed:
+    """What is closed at the end of its `with` block, however that ends."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Process(Protocol):
     """A process as whoever waits for it sees it, whether it was started or forked (`processes.prepared`)."""
 

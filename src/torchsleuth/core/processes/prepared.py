@@ -19,10 +19,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from torchsleuth.core.processes.child import Child, Process, scratch
+from torchsleuth.core.processes.child import Child, Closed, Process, scratch
 from torchsleuth.core.processes.starting import (
     fresh_environment,
     python_command,
@@ -47,7 +46,7 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 INSIDE = "torchsleuth.child.interpreter"
 
 
-class PreparedInterpreter:
+class PreparedInterpreter(Closed):
     """An interpreter with torch loaded: `with PreparedInterpreter() as prepared: prepared.fork_call(...)`.
 
     `environment` is that of the person's program. Another process joins the one that is there by a socket that
@@ -169,12 +168,6 @@ class PreparedInterpreter:
                     send(pid, signal.SIGKILL)
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
-
     def _next_number(self) -> int:
         with self._lock:
             self._numbers += 1
@@ -271,30 +264,17 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """How it ended; raises `subprocess.TimeoutExpired` where it takes longer."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self._gone()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-            time.sleep(POLL_SECONDS)
-        return code
-
-    def kill(self) -> None:
-        """Ends it and everything in its session."""
-        try:
-            self._prepared._say(Kill(self.number))
-        except NotThere:  # it went with its parent
-            pass
+        with contextlib.suppress(NotThere):
+            while (code := self.poll()) is None:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+                time.sleep(POLL_SECONDS)
+            return code
+        return 0
 
     def end(self) -> None:
-        """Ends it and waits until it is gone."""
+        """Ends it and everything in its session, and waits until it is gone."""
         if self._ended is None:
-            self.kill()
-            try:
+            with contextlib.suppress(NotThere, subprocess.TimeoutExpired):  # it went with its parent
+                self._prepared._say(Kill(self.number))
                 self.wait(GONE_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
-
-    def _gone(self) -> int | None:
-        try:
-            return self.poll()
-        except NotThere:
-            return 0

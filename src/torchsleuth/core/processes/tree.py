@@ -8,6 +8,7 @@ What cannot be known is empty there, and a pid counts as it stands.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -57,10 +58,8 @@ def _prctl(option: int, value: int) -> None:
 def be_first_to_go() -> None:
     """Asks the kernel to end this process before any other when memory runs out, and writes no core files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    except OSError:
-        pass
 
 
 def bound_processes(count: int) -> None:
@@ -169,10 +168,8 @@ def marked_processes(token: str) -> list[int]:
 
 def kill_group(leader: int) -> None:
     """Ends every process of the group at once; a fork bomb cannot outrun it: the kernel takes the group as one."""
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
-    except OSError:
-        pass
 
 
 def end_all(processes: Iterable[int], patience: float) -> None:
@@ -201,10 +198,8 @@ def started_at(pid: int) -> int:
 
 def send(pid: int, number: int) -> None:
     """Sends a signal to a process that may have ended by itself."""
-    try:
+    with contextlib.suppress(OSError):
         os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def is_alive(pid: int) -> bool:

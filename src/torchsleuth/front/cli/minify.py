@@ -115,7 +115,12 @@ def minify_verb(
             if out is not None and folder is not None and folder.file(REPRO).is_file():
                 _put_out(folder, out)
     if as_json:
-        print_json({**outcome.folder.document(), **_for_programs(outcome)})
+        more = {
+            "form": outcome.repro.script.form if outcome.repro else None,
+            "seconds": {**outcome.done.seconds, "whole": outcome.seconds},
+            "reducers": list(outcome.done.reducers),
+        }
+        print_json({**outcome.folder.document(), **more})
     else:
         show_result(outcome)
     return 0 if outcome.verified else 1
@@ -186,15 +191,6 @@ def _put_out(folder: CaseFolder, out: Path) -> None:
         raise NotWritten(
             f"{out} cannot be written ({error.strerror}); the script is {folder.file(REPRO)}"
         ) from error
-
-
-def _for_programs(outcome: MinifyOutcome) -> dict[str, object]:
-    """What `--json` says beyond case.json; `start_up` overlaps with the search's own beginning."""
-    return {
-        "form": outcome.repro.script.form if outcome.repro else None,
-        "seconds": {**outcome.done.seconds, "whole": outcome.seconds},
-        "reducers": list(outcome.done.reducers),
-    }
 
 
 def show_result(outcome: MinifyOutcome) -> None:

@@ -18,11 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.child import goes_with_us, scratch
+from torchsleuth.core.processes.child import Closed, goes_with_us, scratch
 from torchsleuth.core.processes.limits import fair_memory
 from torchsleuth.core.processes.prepared import PreparedInterpreter, begin_call
 from torchsleuth.core.processes.starting import fresh_environment
@@ -64,7 +62,7 @@ class _Death:
 
 
 @dataclass
-class SearchHost:
+class SearchHost(Closed):
     """The host of one case: `with SearchHost(prepared, "2", work) as host: host.ask(TriageOrder(path), 60)`.
 
     `work` is the folder that keeps kernels and answers between hosts. It starts at once, before it is asked.
@@ -120,12 +118,6 @@ class SearchHost:
         for folder in (self._values, self._scratch):
             shutil.rmtree(folder, ignore_errors=True)
         self._over()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
 
     # -- the process
 

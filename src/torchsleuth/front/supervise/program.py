@@ -221,16 +221,10 @@ def _crashed(spool: Path, child: int, code: int, asked: bool) -> list[tuple[Watc
         if where is None:
             continue
         stacks = process.stacks()
-        how = _how_it_died(process, child, code, stacks)
+        how = signal_of_status(code) if process.pid == child else fatal_signal(stacks)
         # A launcher ends the other ranks once one has failed: those leave no fatal signal of their own.
         if asked and (how is None or how not in FAULTS):
             continue
         if how is not None or not failed_elsewhere:
             found.append((process, crash_failure(where, how or "SIGKILL", stacks)))
     return found
-
-
-def _how_it_died(process: WatchedProcess, child: int, code: int, stacks: str) -> str | None:
-    if process.pid == child:
-        return signal_of_status(code)
-    return fatal_signal(stacks)

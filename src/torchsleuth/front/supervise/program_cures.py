@@ -18,8 +18,8 @@ from pathlib import Path
 from textwrap import dedent
 
 from torchsleuth.core.cases.folder import CaseFolder, update_case
-from torchsleuth.core.cases.model import Case, Triage, Workaround, best_workaround
-from torchsleuth.core.cases.record import GraphRecord, read_record
+from torchsleuth.core.cases.model import Triage, Workaround, best_workaround
+from torchsleuth.core.cases.record import record_at
 from torchsleuth.core.change_table import (
     BREAKS_ALLOWED,
     DYNAMIC,
@@ -35,7 +35,6 @@ from torchsleuth.core.protocol.failures import CallPlace, Overwritten
 from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
     CannotRunProgram,
-    ProgramRun,
     Watch,
     run_program,
     watch_for,
@@ -118,17 +117,12 @@ def try_found_on_program(work: CaseAtWork, changes: Sequence[Change], everything
             why = why_not_cured(work.case.signature, run)
             work.note(f"{tried.name}: {why or 'the program passes'} ({run.seconds:.0f} s)")
             passed = passed or why is None
-            told = why is None or not _says_nothing(work.case, run)
+            # A run that did not end as a healthy one may leave open what became of the failure of the case.
+            other = run.signatures and answer_of_watched_run(work.case.signature, run) is Answer.OTHER
+            told = why is None or not (run.timed_out or other)
             tried = replace(tried, program=why is None, error=why or tried.error) if told else tried
         done.append(tried)
     work.write(workarounds=tuple(done))
-
-
-def _says_nothing(case: Case, run: ProgramRun) -> bool:
-    """Whether a run that did not end as a healthy one leaves open what became of the failure of the case."""
-    return run.timed_out or (
-        bool(run.signatures) and answer_of_watched_run(case.signature, run) is Answer.OTHER
-    )
 
 
 # -- what is worth a run of the program
@@ -298,10 +292,8 @@ def places_at_fault(folder: CaseFolder) -> list[Place]:
     frames = folder.case.extra.get("frames")
     if frames:
         return list(dict.fromkeys((str(file), str(name), int(line)) for file, line, name in reversed(frames)))
-    try:
-        known = read_record(folder.file("record.json")).lines
-    except (OSError, ValueError):
-        return []
+    record = record_at(folder.path)
+    known = {} if record is None else record.lines
     nodes = folder.case.triage.nodes if folder.case.triage else ()
     lines = [known[name] for name in reversed(nodes) if name in known]
     by_function = {
@@ -350,9 +342,9 @@ def one_cause(folder: CaseFolder, before: Sequence[CaseFolder]) -> CaseFolder | 
 
     The program was watched while it ran so, and nothing of it failed any more.
     """
-    record = _record_of(folder)
+    record = record_at(folder.path)
     for other in before:
-        there = _record_of(other)
+        there = record_at(other.path)
         if record is None or there is None or record.compile_id is None:
             continue
         works = best_workaround(other.case.workarounds or ())
@@ -369,10 +361,3 @@ def one_cause(folder: CaseFolder, before: Sequence[CaseFolder]) -> CaseFolder | 
         same_cause = {"same_cause": other.case.id}
         return update_case(folder, triage=triage, workarounds=(works,), extra=same_cause)
     return None
-
-
-def _record_of(folder: CaseFolder) -> GraphRecord | None:
-    try:
-        return read_record(folder.file("record.json"))
-    except ValueError:
-        return None

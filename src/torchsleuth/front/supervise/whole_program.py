@@ -16,7 +16,7 @@ from pathlib import Path
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
 from torchsleuth.core.cases.model import Triage
-from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.record import record_at
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
@@ -129,13 +129,9 @@ def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:
 def _compiled_functions(process: WatchedProcess) -> Iterator[tuple[str, int, str]]:
     """The functions of the program that graphs were captured of, or that were given up, with a line of each."""
     for folder in process.graph_folders():
-        try:
-            record = read_record(folder / "record.json")
-        except ValueError:
-            continue
-        yield from dict.fromkeys(
-            (line.file, line.line, line.function) for line in list(record.nodes.values())[:1]
-        )
+        record = record_at(folder)
+        for line in list(record.nodes.values())[:1] if record is not None else ():
+            yield line.file, line.line, line.function
     yield from ((each.file, each.line, each.function) for each in process.given_up())
 
 

@@ -93,7 +93,7 @@ def programs_in(where: Path) -> list[SweptProgram]:
         raise NothingToSweep(
             f"{where} {why}; give a folder of programs, or a file with a command in each line"
         )
-    return _named_apart(found)
+    return list({each.name: each for each in found}.values())
 
 
 def _commands(path: Path) -> Iterable[list[str]]:
@@ -119,8 +119,3 @@ def _program(words: list[str], name: str) -> SweptProgram:
     if shutil.which(words[0]) is None:
         raise NothingToSweep(f"there is no script and no command {words[0]!r} here")
     return SweptProgram(name, Program(tuple(words), os.getcwd()))
-
-
-def _named_apart(found: list[SweptProgram]) -> list[SweptProgram]:
-    """Without what is listed twice."""
-    return list({each.name: each for each in found}.values())

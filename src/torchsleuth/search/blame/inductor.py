@@ -115,13 +115,10 @@ def narrowed(runner: Runner, state: State, first: Result) -> Triage | None:
     if not eager.passes and not interpreted.passes:
         return None
     found = _lowering_or_codegen(eager, interpreted)
-    return replace(found, ops=_which_operators(runner, state, eager))
-
-
-def _which_operators(runner: Runner, state: State, eager: Result) -> tuple[str, ...]:
-    """The fewest operators of the lowered graph that make it pass when they are kept as eager kernels."""
     ops = list(dict.fromkeys(name.rpartition(" at ")[0] for name in eager.applied("lowerings")))
-    return tuple(runner.smallest_cure(state, ops, kept_eager) if eager.passes and len(ops) > 1 else ops)
+    if eager.passes and len(ops) > 1:
+        ops = runner.smallest_cure(state, ops, kept_eager)
+    return replace(found, ops=tuple(ops))
 
 
 def _lowering_or_codegen(eager: Result, interpreted: Result) -> Triage:

@@ -28,7 +28,6 @@ from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
 from torchsleuth.search.minify.oracle import NoAnswer, TrialOracle
 from torchsleuth.search.minify.reducers.sizes import static_sizes
-from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import failure_rate
 from torchsleuth.torch_core.graphs.cut import calls_of
@@ -107,7 +106,6 @@ def triage_case(
     wait_for_device(workers, case.device, budget_seconds)
     waited = time.monotonic() - started
     questions.deadline = started + waited + budget_seconds
-    SHAPES.set(questions.shapes)
     start = questions.start_of(folder)
     limits = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"))
     runner = Runner(questions, start.expected, limits, say, questions.deadline)
@@ -176,7 +174,10 @@ class _Blame:
             return self._with_settings(state, stopped_at(self.runner, state, first.steps) or NO_SWITCH)
         if before_minify and calls_of(state.graph) >= MANY_CALLS:
             # What is cut after AOTAutograd and hangs by itself has left all but one behind.
-            alone = case.kind == "hang" and _is_inductors(state)
+            settings = state.settings
+            inductor = (settings.level, settings.backend) == ("aot", "inductor")
+            others = state.embedded.defines_backend or has_custom_operator(state)
+            alone = case.kind == "hang" and inductor and not others
             raise PutOff(_nodes_at(first), "inductor" if alone else None)
         return self._finding(*self._fewer_calls(first))
 
@@ -204,7 +205,8 @@ class _Blame:
         """What was found as the case has it: with the line of the program, the runs that show it, and labels."""
         record, log = self.start.record, self.runner.log
         line, not_narrowed = _line_of(record, (*reversed(found.nodes), *reversed(self.left))), None
-        several = _lines_of(record, found.nodes)
+        known = record.lines
+        several = len({known[name].place for name in found.nodes if name in known})
         if self.unclear is not None and several > 1:
             # The last of many lines would be wrong more often than not.
             line, not_narrowed = None, f"not narrowed: {several} lines are left; {self.unclear}"
@@ -318,11 +320,6 @@ def _kernel_at(state: State, name: str | None) -> str:
     return "" if launch is None else f", in the Triton kernel {launch.name}"
 
 
-def _is_inductors(state: State) -> bool:
-    inductor = state.settings.level == "aot" and not state.embedded.defines_backend
-    return inductor and state.settings.backend == "inductor" and not has_custom_operator(state)
-
-
 def _component(runner: Runner, state: State, first: Result) -> Triage:
     """The component, and the part of Inductor where it is Inductor's."""
     if state.settings.level == "dynamo":
@@ -348,12 +345,6 @@ def _with_calls(state: State, found: Triage, unclear: str | None) -> Triage:
         found = replace(found, pinned=False, detail="; ".join(filter(None, [found.detail, unclear])))
     calls = tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_"))
     return replace(found, ops=found.ops or tuple(print_graph(state.graph).ops), nodes=found.nodes or calls)
-
-
-def _lines_of(record: GraphRecord, nodes: Sequence[str]) -> int:
-    """How many lines of the program these nodes come from."""
-    known = record.lines
-    return len({known[name].place for name in nodes if name in known})
 
 
 def _line_of(record: GraphRecord, nodes: Sequence[str]) -> SourceLine | None:

@@ -23,7 +23,6 @@ from torchsleuth.search.cure.attempts import Attempts, Original, Tried
 from torchsleuth.search.cure.candidates import About, candidates_for, suspects_of
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.tensors import TensorSpec
 from torchsleuth.torch_internals.configuration import default_setting
@@ -48,13 +47,12 @@ def find_workarounds(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Change]:
     """What was tried to make the case's graph pass, in the order in which the case then has what came of it."""
-    refuse_hopeless(folder.case)
-    start = questions.start_of(folder)
     case = folder.case
+    refuse_hopeless(case)
+    start = questions.start_of(folder)
     limits = clock_of_a_hang(questions.workers.limits, case.kind, case.phase, case.extra.get("timeout"))
-    SHAPES.set(questions.shapes)
     questions.deadline = time.monotonic() + budget_seconds
-    runner = Runner(questions, folder.case.signature, limits, say)
+    runner = Runner(questions, case.signature, limits, say)
     small = questions.smallest.get(folder.path)
     done: list[Tried] = []
 

@@ -29,6 +29,7 @@ from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, Reduction, State
 from torchsleuth.search.minify.oracle import Questions
+from torchsleuth.search.minify.states import SHAPES
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from torchsleuth.torch_core.graphs.spelling import RESERVED
@@ -68,7 +69,11 @@ class CaseQuestions(Questions):
     _opened: dict[Path, SearchStart] = field(default_factory=dict)
 
     def start_of(self, folder: CaseFolder) -> SearchStart:
-        """The case as the state a search starts from; raises `CannotMinify` where something is missing."""
+        """The case as the state a search starts from, whose shapes are asked from here on as all else.
+
+        Raises `CannotMinify` where something is missing.
+        """
+        SHAPES.set(self.shapes)
         if folder.path not in self._opened:
             self.begins("reading the case")
             self._opened[folder.path] = search_start(folder, self)

@@ -22,7 +22,7 @@ from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.explain import Explanation, explain
 from torchsleuth.search.minify.oracle import ROOM_FOR_SPEED, NoAnswer, Questions, TrialOracle
-from torchsleuth.search.minify.states import SHAPES, trial_of
+from torchsleuth.search.minify.states import trial_of
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import AGAIN, FlakyFailure
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
@@ -67,7 +67,6 @@ def minify_case(
     workers, case = questions.workers, folder.case
     budget_seconds += wait_for_device(workers, case.device, budget_seconds)
     questions.deadline = started + budget_seconds
-    SHAPES.set(questions.shapes)
     clock = clock_of_a_hang(workers.limits, case.kind, case.phase, case.extra.get("timeout"), ROOM_FOR_SPEED)
     oracle = TrialOracle(questions, start.expected, clock).holding_to(start.state)
     scripts = _Scripts(folder, start, oracle)
@@ -87,7 +86,9 @@ def minify_case(
     update_case(folder, minified=_minified(reduction, round(time.monotonic() - started, 2)))
     rate = oracle.rate
     times = VERIFY_TIMES if rate is None else max(VERIFY_TIMES, min(MOST_TIMES, rate.repeats))
-    follower.said(_so_far(reduction, times))
+    left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
+    ended = left if reduction.complete else f"stopped before the end with {left}"
+    follower.said(f"{ended}; writing the script and running it {times} times in fresh processes")
     at_once = VERIFY_TIMES if workers.count > 1 else 1
     in_eager = oracle.must_pass_in_eager or start.expected.kind == "accuracy"
     follower.written(Verification(tuple(written), times, at_once, always=rate is None, in_eager=in_eager))
@@ -105,12 +106,6 @@ def minify_case(
     }
     update_case(folder, _beside(explanation, oracle), extra=more)
     return MinifyResult(reduction, round(oracle.trial_seconds, 2), explanation.sentences, tuple(also))
-
-
-def _so_far(reduction: Reduction[State], times: int) -> str:
-    left = f"{reduction.calls} {'call' if reduction.calls == 1 else 'calls'} left"
-    ended = left if reduction.complete else f"stopped before the end with {left}"
-    return f"{ended}; writing the script and running it {times} times in fresh processes"
 
 
 def _searched(scripts: _Scripts, follower: Listener) -> Reduction[State]:

@@ -400,13 +400,12 @@ def _with_files(tree: ast.Module, folder: Path, done: dict[str, set[str]]) -> as
             renamed = [alias for alias in node.names if alias.asname and alias.asname != alias.name]
             body += [ast.parse(f"{alias.asname} = {alias.name}").body[0] for alias in renamed]
     nested = [
-        node for node in body for inner in ast.walk(node) if inner is not node and _from_beside(inner, folder)
+        node
+        for node in body
+        for inner in ast.walk(node)
+        if inner is not node and any(_lies_in(folder, name.partition(".")[0]) for name in _imported(inner))
     ]
     return None if nested else ast.Module(body, [])
-
-
-def _from_beside(node: ast.AST, folder: Path) -> bool:
-    return any(_lies_in(folder, name.partition(".")[0]) for name in _imported(node))
 
 
 def _bound_by(node: ast.stmt) -> set[str]:

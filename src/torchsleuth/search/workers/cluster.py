@@ -11,6 +11,7 @@ trial writes comes back with its answer, so no shared folder is needed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import queue
@@ -209,10 +210,9 @@ class RayWorkers(TrialQueue):
         """Ends what runs on the nodes, and leaves the cluster where this object joined it."""
         super().close()
         self._arrived.put(None)
-        try:
+        # A node that is gone has taken its processes along.
+        with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.get([host.close.remote() for host in self._hosts], timeout=30)
-        except self._ray.exceptions.RayError:  # a node that is gone has taken its processes along
-            pass
         for host in self._hosts:
             self._ray.kill(host)
         if self._joined:

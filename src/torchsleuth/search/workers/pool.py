@@ -9,6 +9,7 @@ compiling.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -132,10 +133,8 @@ class Workers(TrialQueue):
         self._control = ours
 
     def _end_server(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         try:
             # One that still loads hears nothing, and has started nothing yet.
             self._server.wait(LEAVE_SECONDS if self._ready.is_set() else LOADING_LEAVE_SECONDS)
@@ -147,12 +146,10 @@ class Workers(TrialQueue):
         """The reader's thread: what servers say, one after the other."""
         while True:
             frames: Frames[Hello | TrialStarted | TrialDone] = Frames(*FROM_SERVER)
-            try:
+            with contextlib.suppress(OSError, BrokenFrame):
                 while data := self._control.recv(1 << 18):
                     for message in frames.feed(data):
                         self._receive(message)
-            except (OSError, BrokenFrame):
-                pass
             with self._lock:
                 if self._closed:
                     break
@@ -185,10 +182,8 @@ class Workers(TrialQueue):
         self._send(Cancel(ticket.number))
 
     def _send(self, message: RunTrial | Cancel) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the reader will notice, and try again with another server
             self._control.sendall(frame(message))
-        except OSError:  # the reader will notice, and try again with another server
-            pass
 
     def _replace_server(self) -> None:
         """The server is gone: ends what it left, starts another, and gives its trials one more chance."""

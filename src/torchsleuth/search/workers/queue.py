@@ -11,6 +11,7 @@ kills from outside and errors are tried anew. Answers of another torch are not o
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -19,12 +20,11 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from torchsleuth.core.processes.child import Closed
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Hello, Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
@@ -59,14 +59,11 @@ class Ticket(Future[Outcome]):
         return True
 
     def _settle(self, outcome: Outcome) -> None:
-        if not self.cancelled():
-            try:
-                self.set_result(outcome)
-            except Exception:  # cancelled in this very moment
-                pass
+        with contextlib.suppress(InvalidStateError):  # cancelled, maybe in this very moment
+            self.set_result(outcome)
 
 
-class TrialQueue:
+class TrialQueue(Closed):
     """Up to `count` trials at a time; the parts that do not depend on where they run.
 
     `repeats` is how often a trial must pass before it counts as passing; it may be changed between trials.
@@ -122,12 +119,6 @@ class TrialQueue:
             self._queue.clear()
         for ticket in waiting:
             ticket.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
 
     # -- what those behind the workers do
 

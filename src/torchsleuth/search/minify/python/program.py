@@ -182,7 +182,8 @@ def unbound(text: str) -> frozenset[str]:
     scopes = [table]
     for scope in scopes:
         scopes += scope.get_children()
-    known = {symbol.get_name() for symbol in table.get_symbols() if _binds(symbol)}
+    bound = [s for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()]
+    known = {symbol.get_name() for symbol in bound}
     known |= {s.get_name() for scope in scopes for s in scope.get_symbols() if s.is_declared_global()}
     used = {
         symbol.get_name()
@@ -191,10 +192,6 @@ def unbound(text: str) -> frozenset[str]:
         if symbol.is_referenced() and (symbol.is_global() or scope is table)
     }
     return frozenset(used - known - _KNOWN)
-
-
-def _binds(symbol: symtable.Symbol) -> bool:
-    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
 
 def _attributes(tree: ast.AST) -> tuple[set[str], set[str]]:

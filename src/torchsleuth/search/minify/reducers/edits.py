@@ -31,7 +31,10 @@ def edited(state: State, change: Callable[..., object], *names: str) -> State | 
 
 def tidied(state: State, graph: torch.fx.GraphModule) -> State:
     """The state with this graph in place of its own, less the inputs and attributes nobody reads."""
-    _drop_dead(graph.graph)
+    for node in reversed(list(graph.graph.nodes)):
+        plain = node.op == "get_attr" or (node.op.startswith("call_") and not node.is_impure())
+        if plain and not node.users:
+            graph.graph.erase_node(node)
     used = {n.name for n in graph.graph.nodes if n.op == "placeholder" and n.users}
     kept = [i for i in state.inputs if i.name in used]
     for node in [n for n in graph.graph.nodes if n.op == "placeholder" and not n.users]:
@@ -43,13 +46,6 @@ def tidied(state: State, graph: torch.fx.GraphModule) -> State:
     return with_bound_symbols(
         state.having(graph=lean, inputs=renumbered(state.inputs, kept), settings=settings)
     )
-
-
-def _drop_dead(graph: torch.fx.Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        plain = node.op == "get_attr" or (node.op.startswith("call_") and not node.is_impure())
-        if plain and not node.users:
-            graph.erase_node(node)
 
 
 def renumbered(old: Sequence[Input], kept: Sequence[Input]) -> tuple[Input, ...]:
