@@ -78,7 +78,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     ),
     "programs made small (`minify` of Python text)": ("search.minify.python", "search.minify.minify_program"),
     "an error of the program's own (whole programs)": ("front.supervise.whole_program",),
-    "rewrites that are tried on a program": ("front.supervise.rewrites", "watched.rewritten"),
+    "rewrites that are tried on a program": ("front.supervise.rewrites",),
     "who is at fault, asked of a program": ("front.supervise.program_blame",),
     "`triage`, blame of a graph": ("front.cli.triage", "search.blame"),
     "lowering or code generation? (interpretation)": ("torch_internals.inductor_ir",),

@@ -26,8 +26,8 @@ from torchsleuth.torch_internals.compiled_calls import (
     call_under_way,
     caller_of_compiled,
 )
+from torchsleuth.watched.call_failures import call_place
 from torchsleuth.watched.call_source import Around, EarlierCalls, call_sources
-from torchsleuth.watched.failures import call_place
 from torchsleuth.watched.graph_record import state_now
 
 

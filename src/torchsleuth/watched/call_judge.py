@@ -34,7 +34,7 @@ from torchsleuth.core.watching import LOOK_SECONDS
 from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
 from torchsleuth.torch_internals.modes import outside_all_modes
-from torchsleuth.watched import failures, rewritten
+from torchsleuth.watched import apply_change, call_failures, failures
 from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
 from torchsleuth.watched.call_state import (
     CALL,
@@ -240,7 +240,7 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
     seal([between.answer, between.left, between.ended[0], first, again, go])
     captured = leaves_after(call, call.run_captured, rng)
     expected = _sent(eager, first)
-    if rewritten.prints_less():
+    if apply_change.prints_less():
         expected.pop(PRINTED), captured.pop(PRINTED)
     how, other = CAPTURED, captured
     found = differences(expected, captured)
@@ -356,7 +356,7 @@ def _left_by_eager(
     """What the call leaves behind in eager, with the first of the `remarks` why that cannot be compared."""
     # Memory that nobody wrote to holds other bytes in each of the two eager processes.
     fill_fresh_memory(fresh_bytes)
-    with rewritten.as_it_was():
+    with apply_change.as_it_was():
         leaves = leaves_after(call, run, rng)
     if rng.numpy is not None and repr(save_rng().numpy) != repr(rng.numpy):
         remarks.append("it draws numpy's random numbers, in place of which torch.compile draws torch's")
@@ -372,7 +372,7 @@ def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> 
         under_way = replace(under_way, backend="eager", options=of_dynamo)
     try:
         with outside_all_modes(), torch.no_grad():
-            return failures.recorded_call(watch, under_way, state, wrong=paths)
+            return call_failures.recorded_call(watch, under_way, state, wrong=paths)
     except Exception as error:  # then the case has no script, and says why
         return RecordedCall(why_none=failures.describe(error))
 

@@ -33,7 +33,7 @@ from torchsleuth.torch_internals.saved_code import (
     names_of,
     runnable_copy,
 )
-from torchsleuth.watched import failures, shadow, whole_calls
+from torchsleuth.watched import call_failures, failures, shadow, whole_calls
 from torchsleuth.watched.call_source import EarlierCalls
 from torchsleuth.watched.checker import Checker
 from torchsleuth.watched.flight import CAPTURE, Flight
@@ -80,7 +80,7 @@ class Watch:
         self._flight: Flight | None = None
         self._broken = False
         self._function: str | None = None
-        self._capture = failures.Capture()
+        self._capture = call_failures.Capture()
         self._function_of: dict[str, str] = {}
         self._outer_of: dict[str, int] = {}
         self._captured: dict[str, RecordedGraph] = {}
@@ -197,7 +197,7 @@ class Watch:
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
         state = state_now()
-        outer, capture = self._capture, failures.Capture()
+        outer, capture = self._capture, call_failures.Capture()
         self._capture = capture
         try:
             with self.budget.first_call(), capture.kept():
@@ -213,7 +213,7 @@ class Watch:
         except Exception as error:
             if self._wanted() and not failures.already_reported(error):
                 with self.our_own_work():
-                    failures.report_capture_error(self, flight, frame, error, state)
+                    call_failures.report_capture_error(self, flight, frame, error, state)
             failures.hide_our_frames(error)
             raise
         finally:
@@ -406,13 +406,13 @@ class Watch:
         """A recorded CUDA graph runs, or takes the memory of results that are still held: who made those is noted."""
         if run.ends:
             with self.our_own_work():
-                by = failures.compiled_call_place()
+                by = call_failures.compiled_call_place()
                 held = run.held() if by is not None else []
                 self.overwritten = [(Overwritten(made, by), trace) for made, trace in held if by is not None]
             return run.as_without_us()
         result = run.as_without_us()
         with contextlib.suppress(Exception):
-            run.made_by(failures.compiled_call_place())
+            run.made_by(call_failures.compiled_call_place())
         return result
 
     def with_outer(self, record: RecordedGraph) -> list[RecordedGraph]:

@@ -20,7 +20,7 @@ from torchsleuth.core.protocol.codec import from_json
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, caller_of_compiled
 from torchsleuth.torch_internals.modes import tracing_under_way
-from torchsleuth.watched import failures, rewritten
+from torchsleuth.watched import apply_change, call_failures
 from torchsleuth.watched.call_difference import COMPILED, CallVerdict
 from torchsleuth.watched.call_judge import (
     Between,
@@ -94,13 +94,13 @@ def begin(watch: Watch, flight: Flight, call: CompiledCall) -> Callable[[tuple[A
                 Remark(0, "call", function.__name__, CALLS_NOT_COMPARED, f"{_NOT_COMPARED}: {why_not}")
             )
         _log_once(state, flight, f"{_NOT_COMPARED}: {why_not}")
-        rewritten.end_if_not_compared(why_not)
+        apply_change.end_if_not_compared(why_not)
         return None
     known.checked += 1
     started = time.monotonic()
     state.merged.clear()
     caller, between = caller_of_compiled(), Between()
-    place = failures.call_place(caller) if caller is not None else None
+    place = call_failures.call_place(caller) if caller is not None else None
     called_at = (place.file, *place.span) if place is not None and place.span is not None else None
     judge = fork_judge(watch, call, between)
 
@@ -157,7 +157,7 @@ def _conclude(
         why_not = f"calls of {code.co_name} not compared with eager: {verdict.why_not}"
         _log_once(watch.whole_calls, flight, why_not)
         if flight.failed == failed_before:
-            rewritten.end_if_not_compared(verdict.why_not)
+            apply_change.end_if_not_compared(verdict.why_not)
         return
     # A call that fails has its case from whoever failed.
     if not verdict.paths or (verdict.raises and flight.failed != failed_before):
@@ -167,7 +167,7 @@ def _conclude(
     if verdict.how == COMPILED:
         component, line = component_of(watch.whole_calls.merged, code.co_filename)
     place = (code.co_filename, code.co_name, line or _line_of_definition(code))
-    failures.report_wrong_call(flight, place, component, verdict, called_at)
+    call_failures.report_wrong_call(flight, place, component, verdict, called_at)
 
 
 def _line_of_definition(code: CodeType) -> int:

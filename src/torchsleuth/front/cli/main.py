@@ -17,14 +17,14 @@ import click
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.front.cli.ending import (
+from torchsleuth.front.cli.output import (
     AskedToEnd,
     end_when_asked,
     fill_standard_streams,
     flush_or_forget,
     our_fault,
+    say,
 )
-from torchsleuth.front.cli.output import say
 
 # Verb -> the module here that holds it, and the line `--help` shows without importing that module.
 VERBS = {

@@ -35,7 +35,6 @@ from torchsleuth.core.changes import NOTHING, Change, merged
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, NOT_COMPARED, GivenUp, Remark
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
-from torchsleuth.front.cli.ending import our_fault
 from torchsleuth.front.cli.options import (
     STDERR,
     Function,
@@ -44,7 +43,7 @@ from torchsleuth.front.cli.options import (
     module_option,
     program_line,
 )
-from torchsleuth.front.cli.output import say
+from torchsleuth.front.cli.output import our_fault, say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 from torchsleuth.front.supervise.leftovers import new_spool

@@ -18,7 +18,6 @@ from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Remark
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
-from torchsleuth.front.cli.ending import AskedToEnd, our_fault
 from torchsleuth.front.cli.observed import (
     explained,
     same_random_option,
@@ -40,7 +39,7 @@ from torchsleuth.front.cli.options import (
     seconds_option,
     workers_option,
 )
-from torchsleuth.front.cli.output import print_json, say
+from torchsleuth.front.cli.output import AskedToEnd, our_fault, print_json, say
 from torchsleuth.front.observe.events import counted
 from torchsleuth.front.observe.run_report import KINDS
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch

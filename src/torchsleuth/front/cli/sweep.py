@@ -14,7 +14,6 @@ from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import error_of_oserror
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.front.cli.doctor import ask_torch
-from torchsleuth.front.cli.ending import AskedToEnd
 from torchsleuth.front.cli.options import (
     Function,
     budget_option,
@@ -24,7 +23,7 @@ from torchsleuth.front.cli.options import (
     seconds_option,
     workers_option,
 )
-from torchsleuth.front.cli.output import print_json, say, show
+from torchsleuth.front.cli.output import AskedToEnd, print_json, say, show
 from torchsleuth.front.report.html import write_report
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
