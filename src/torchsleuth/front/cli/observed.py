@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shlex
 import shutil
@@ -46,7 +47,7 @@ from torchsleuth.front.cli.options import (
 from torchsleuth.front.cli.output import our_fault, say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
 from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
-from torchsleuth.front.supervise.leftovers import new_spool
+from torchsleuth.front.supervise.leftovers import temporary_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
 
 MOST_FAILURES_SAID = 5
@@ -172,32 +173,28 @@ def observed_run(
 
     `environment` is what the collectors are told beside that. The spool is gone after the block.
     """
-    spool = new_spool(program.cases_dir)
-    settings = Settings(spool=str(spool), only=program.only, watches_failures=watches_failures)
     given = {
+        **os.environ,
         **(environment or {}),
         OBSERVE_VARIABLE: ",".join(("frames", *collectors)),
         **(program.changed(change).to_environment()),
     }
-    try:
+    with temporary_spool(program.cases_dir) as spool:
+        settings = Settings(spool=str(spool), only=program.only, watches_failures=watches_failures)
         started = time.monotonic()
         result = supervise(
             program.line,
             settings,
-            timeout=None,
-            stdout=STDERR if program.as_json else None,
+            given,
             note=say,
-            environment=given,
-            ends_after=program.ends_after,
+            timeout=None,
+            until=started + (program.ends_after or math.inf),
+            stdout=STDERR if program.as_json else None,
         )
         _say_how_it_ended(result, program)
         run = run_of(spool, program.cases_dir, result, time.monotonic() - started)
         _say_what_failed(run, program)
         yield run
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            spool.parent.rmdir()
 
 
 def run_of(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> ObservedRun:

@@ -179,18 +179,13 @@ def run_verb(
         check_budget=check_budget,
     )
     collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
-    environment = {OBSERVE_VARIABLE: ",".join(collectors), **log_environment(log_levels, os.environ)}
+    environment = {**os.environ, OBSERVE_VARIABLE: ",".join(collectors)}
+    environment |= log_environment(log_levels, os.environ)
     if same_random:
-        environment.update(RANDOM.to_environment())
+        environment |= RANDOM.to_environment()
     started = time.monotonic()
-    result = supervise(
-        line,
-        settings,
-        timeout=timeout,
-        stdout=STDERR if as_json else None,
-        note=say,
-        environment=environment,
-    )
+    stdout = STDERR if as_json else None
+    result = supervise(line, settings, environment, note=say, timeout=timeout, stdout=stdout)
     seconds = time.monotonic() - started
     run = explained(spool, cases_dir, result, seconds) if explain else None
     cases: list[Caught] = []

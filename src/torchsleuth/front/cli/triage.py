@@ -209,7 +209,8 @@ def show_workarounds(case: Case, found: Sequence[Workaround], best: Workaround |
     for each in others:
         works = each.verified and each.program is not False
         what = each.how.splitlines()[-1] if works else each.error or ""
-        show(f"  {'works' if works else 'no':<6}{each.name:<44} {_times(each):<7} {what}")
+        times = "" if each.cost is None else f"{each.cost:.2f}x"
+        show(f"  {'works' if works else 'no':<6}{each.name:<44} {times:<7} {what}")
 
 
 def _show_line(case: Case) -> None:
@@ -222,10 +223,6 @@ def _show_line(case: Case) -> None:
         show(f"{place}{code}")
     show(f"{case.kind}: {case.signature.summary}")
     show()
-
-
-def _times(each: Workaround) -> str:
-    return "" if each.cost is None else f"{each.cost:.2f}x"
 
 
 def _cost(each: Workaround) -> str:

@@ -13,10 +13,9 @@ from typing import Generic, TypeVar
 
 from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, text_inside
 from torchsleuth.core.cases.folder import CaseFolder
-from torchsleuth.core.cases.record import read_record
+from torchsleuth.core.cases.record import record_at
 from torchsleuth.front.report.drawing import Drawing, TooLarge, draw
 from torchsleuth.front.report.graph_reading import Graph, NotAGraph, read_function, read_graph
-from torchsleuth.torch_core.graphs.source_line import SourceLine
 
 Thing = TypeVar("Thing")
 
@@ -102,13 +101,9 @@ def _json(folder: Path, name: str, missing: str) -> Found[object]:
 def _graph(folder: CaseFolder) -> Found[Graph]:
     if not folder.has("graph.py"):
         return Found(None, "the failure came before there was a graph")
-    lines: dict[str, SourceLine] = {}
+    record = record_at(folder.path)  # without one the marks in the graph's text have to do
     try:
-        lines = read_record(folder.path / "record.json").lines
-    except ValueError:
-        pass  # then the marks in the graph's text have to do
-    try:
-        return Found(read_graph(folder.text("graph.py"), lines))
+        return Found(read_graph(folder.text("graph.py"), {} if record is None else record.lines))
     except ValueError as why:
         return Found(None, f"graph.py cannot be shown by calls: {why}")
 

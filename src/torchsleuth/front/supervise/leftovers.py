@@ -6,13 +6,14 @@ this user's processes left on this machine since it was started counts: whether 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchsleuth.core.cases.door import NotRead, is_own_folder, json_inside
@@ -45,6 +46,18 @@ def new_spool(cases_dir: Path) -> Path:
     except OSError as error:
         raise error_of_oserror(cases_dir, error) from error
     return spool
+
+
+@contextlib.contextmanager
+def temporary_spool(cases_dir: Path) -> Iterator[Path]:
+    """Such a folder that is gone after the block: `with temporary_spool(Path("cases")) as spool: ...`."""
+    spool = new_spool(cases_dir)
+    try:
+        yield spool
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            spool.parent.rmdir()
 
 
 def spool_path(cases_dir: Path) -> Path:

@@ -7,9 +7,9 @@ reached through PYTHONPATH, so the program's own children and ranks behind a lau
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from torchsleuth.core.processes.limits import Stopwatch
 from torchsleuth.core.processes.starting import bytecode
 from torchsleuth.core.processes.tree import send
 from torchsleuth.core.protocol.failures import Failure, fatal_signal, signal_of_status
-from torchsleuth.core.watching import Settings
+from torchsleuth.core.watching import STACKS_SIGNAL, Settings
 from torchsleuth.front.supervise.forwarding import Forwarder
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -57,20 +57,6 @@ class Supervised:
     lost: list[tuple[WatchedProcess, Failure]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class RunAgain:
-    """Of a run that nobody is to see, in the folder of the first: when it is to end, and what is enough of it.
-
-    `environment` is all of the program's, where it is not to have ours; what it writes to stderr may go to a file.
-    """
-
-    cwd: str | None
-    deadline: float
-    enough: Callable[[], bool] = lambda: False
-    environment: Mapping[str, str] | None = None
-    stderr: BinaryIO | int = subprocess.DEVNULL
-
-
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The program's environment: as it was, with the hook first on PYTHONPATH and our settings beside it."""
     changed = {**environment, **bytecode(environment), **settings.to_environment()}
@@ -85,57 +71,56 @@ def child_environment(settings: Settings, environment: Mapping[str, str]) -> dic
 def supervise(
     command: Sequence[str],
     settings: Settings,
+    environment: Mapping[str, str],
     *,
-    timeout: float | None,
-    stdout: int | None,
     note: Callable[[str], None],
-    again: RunAgain | None = None,
-    environment: Mapping[str, str] | None = None,
-    ends_after: float | None = None,
+    timeout: float | None,
+    until: float = math.inf,
+    unseen: bool = False,
+    enough: Callable[[], bool] = lambda: False,
+    cwd: str | None = None,
+    stdout: int | None = None,
+    stderr: BinaryIO | int | None = None,
 ) -> Supervised:
     """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile.
 
-    `environment` is what the program gets beside its own; after `ends_after` seconds it is ended as by Ctrl-C.
+    At `until`, of time.monotonic, it is ended as by Ctrl-C. Only we know of a run that is `unseen`, which is ended then,
+    or once there is `enough` of it, without being asked.
     """
-    from torchsleuth.core.watching import STACKS_SIGNAL
-
-    result = Supervised()
-    base = again.environment if again is not None and again.environment is not None else os.environ
-    given = {**base, **(environment or {})}
+    result, spool = Supervised(), Path(settings.spool)
     # What a person started has the descriptors that their shell opened for it (`torchsleuth run f.py <(echo x)`; our
     # own are not inherited), and goes on if we are killed. What only we know of does neither, and gets no signals.
     child = Child(
         command,
-        environment=child_environment(settings, given),
-        cwd=None if again is None else again.cwd,
-        stdout=stdout if again is None else subprocess.DEVNULL,
-        stderr=None if again is None else again.stderr,
-        apart=again is not None,
+        environment=child_environment(settings, environment),
+        cwd=cwd,
+        stdout=stdout,
+        stderr=stderr,
+        apart=unseen,
     )
-    ends = time.monotonic() + ends_after if ends_after is not None else float("inf")
-    watchdog = _Watchdog(Path(settings.spool), timeout, STACKS_SIGNAL)
+    watchdog = _Watchdog(spool, timeout)
 
     def end() -> None:
         """Asked first, killed after a moment, with everything it started."""
-        started = [p.pid for p in watched_processes(Path(settings.spool)) if p.is_alive]
+        started = [p.pid for p in watched_processes(spool) if p.is_alive]
         child.end(GRACE_SECONDS, also=started)
 
-    forwarder = Forwarder(child) if again is None else None
+    forwarder = None if unseen else Forwarder(child)
     try:
         with forwarder or contextlib.nullcontext():
             while not _ended(child, forwarder):
                 hung = watchdog.look(note)
-                result.late = time.monotonic() > (again.deadline if again is not None else ends)
-                if result.late and again is None:
+                result.late = time.monotonic() > until
+                if result.late and not unseen:
                     # As a person would: a program that saves what it has gets its chance.
                     child.send(signal.SIGINT)
                     child.ended_within(GRACE_SECONDS)
-                if hung is not None or result.late or (again is not None and again.enough()):
+                if hung is not None or result.late or enough():
                     result.lost += [hung] if hung is not None else []
                     end()
                     break
     finally:
-        if again is not None:
+        if unseen:
             end()
     code = child.wait()
     result.status = 128 - code if code < 0 else code
@@ -143,7 +128,7 @@ def supervise(
     result.only_record = bool(sent & ASKED_TO_END - {signal.SIGINT})
     result.interrupted = signal.SIGINT in sent
     if not result.lost and not result.late and -code not in sent:
-        result.lost += _crashed(Path(settings.spool), child.pid, code, bool(sent & ASKED_TO_END))
+        result.lost += _crashed(spool, child.pid, code, bool(sent & ASKED_TO_END))
     return result
 
 
@@ -158,7 +143,7 @@ def _ended(child: Child, forwarder: Forwarder | None) -> bool:
 class _Watchdog:
     """Notices when one compile or one call of a compiled graph takes too long, apart from waiting for a core."""
 
-    def __init__(self, spool: Path, timeout: float | None, stacks_signal: int) -> None:
+    def __init__(self, spool: Path, timeout: float | None, stacks_signal: int = STACKS_SIGNAL) -> None:
         self.spool = spool
         self.timeout = timeout
         self.stacks_signal = stacks_signal

@@ -34,8 +34,8 @@ from torchsleuth.core.processes.kernel_caches import hand_probes_to
 from torchsleuth.core.processes.limits import hang_seconds
 from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
-from torchsleuth.front.supervise.leftovers import new_spool
-from torchsleuth.front.supervise.program import RunAgain, Supervised, supervise
+from torchsleuth.front.supervise.leftovers import temporary_spool
+from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.script_runtime.hiding import HIDDEN_SECRET
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
 
@@ -243,13 +243,15 @@ def recorded(
     """One run as `run_program` makes it, with what it left until the `with` block ends; `observe` names collectors."""
     started = time.monotonic()
     until = started + timeout if timeout is not None else float("inf")
-    with tempfile.TemporaryDirectory(dir=scratch()) as gone, tempfile.TemporaryFile() as err:
+    with contextlib.ExitStack() as stack:
+        gone = stack.enter_context(tempfile.TemporaryDirectory(dir=scratch()))
+        err = stack.enter_context(tempfile.TemporaryFile())
         environment = _changed_environment(change.over(program.change), Path(gone))
         environment |= {OBSERVE_VARIABLE: observe, **program.environment}
         program = _edited(program, change, Path(gone))
         where = (cases_dir or Path(gone)).absolute()
         try:
-            spool = new_spool(where)
+            spool = stack.enter_context(temporary_spool(where))
         except SleuthError as error:
             raise CannotRunProgram(f"the program was not run: {error}") from error
         level = COMPARING if watch is not None and watch.compares else 2
@@ -258,29 +260,24 @@ def recorded(
         def enough() -> bool:
             return stopped is not None and stopped.is_set()
 
-        try:
-            ended = run_unseen(
-                program,
-                settings,
-                until,
-                timeout=None if watch is None else watch.timeout,
-                enough=enough,
-                environment=environment,
-                stderr=err,
-            )
-            late = ended.late or enough()
-            caught: list[Caught] = []
-            if watch is not None and not late:
-                record_device_fault(program, settings, watch.timeout, until, environment=environment)
-                caught, _ = cases_of_run(where, spool, ended)
-            documents = tuple(folder.document() for folder, _ in caught)
-            seconds = round(time.monotonic() - started, 2)
-            run = ProgramRun(ended.status, seconds, late, _tail(err), documents)
-            yield Recorded(run, settings, caught)
-        finally:
-            shutil.rmtree(spool, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                spool.parent.rmdir()
+        ended = run_unseen(
+            program,
+            settings,
+            until,
+            timeout=None if watch is None else watch.timeout,
+            enough=enough,
+            environment=environment,
+            stderr=err,
+        )
+        late = ended.late or enough()
+        caught: list[Caught] = []
+        if watch is not None and not late:
+            record_device_fault(program, settings, watch.timeout, until, environment=environment)
+            caught, _ = cases_of_run(where, spool, ended)
+        documents = tuple(folder.document() for folder, _ in caught)
+        seconds = round(time.monotonic() - started, 2)
+        run = ProgramRun(ended.status, seconds, late, _tail(err), documents)
+        yield Recorded(run, settings, caught)
 
 
 def run_unseen(
@@ -297,17 +294,22 @@ def run_unseen(
 
     `environment` is all that it gets where it is not to have ours. Raises `CannotRunProgram` where it does not start.
     """
-    again = RunAgain(program.cwd, deadline, enough, environment, stderr)
-    changed = program.change.over(change_from_environment()) if environment is None else NOTHING
+    if environment is None:
+        changed = program.change.over(change_from_environment())
+        environment = {**os.environ, **changed.to_environment()}
     try:
         return supervise(
             program.command,
             settings,
-            timeout=timeout,
-            stdout=None,
+            environment,
             note=nobody,
-            again=again,
-            environment=changed.to_environment(),
+            timeout=timeout,
+            until=deadline,
+            unseen=True,
+            enough=enough,
+            cwd=program.cwd,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
         )
     except OSError as error:
         raise CannotRunProgram(f"the program cannot be started ({error})") from error
