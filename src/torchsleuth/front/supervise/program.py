@@ -84,7 +84,7 @@ def supervise(
 ) -> Supervised:
     """Runs `command` to its end under watch; `note` gets a sentence when something is worth saying meanwhile.
 
-    At `until`, of time.monotonic, it is ended as by Ctrl-C. Only we know of a run that is `unseen`, which is ended then,
+    At `until`, of time.monotonic, it is ended as by Ctrl-C. Only we know of a run that is `unseen`: it is ended then,
     or once there is `enough` of it, without being asked.
     """
     result, spool = Supervised(), Path(settings.spool)
