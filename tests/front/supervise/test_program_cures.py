@@ -13,6 +13,7 @@ from torchsleuth.core.change_table import kept_eager
 from torchsleuth.core.protocol.codec import plain
 from torchsleuth.front.supervise import program_cures
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
+from torchsleuth.front.supervise.program_blame import check_blame_of_program
 from torchsleuth.front.supervise.program_cures import (
     changes_of_program,
     gives_up,
@@ -20,7 +21,6 @@ from torchsleuth.front.supervise.program_cures import (
     try_on_program,
 )
 from torchsleuth.front.supervise.program_runs import ProgramRun
-from torchsleuth.front.supervise.settle import check_blame_of_program
 from torchsleuth.script_runtime.signature import Signature
 
 MODEL = """class Net:

@@ -39,7 +39,9 @@ from torchsleuth.core.change_table import (
 )
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.criteria import Answer, answer_of_run, answer_of_script, answer_of_watched_run
+from torchsleuth.front.supervise.case_at_work import CaseAtWork
 from torchsleuth.front.supervise.program_runs import (
+    CannotRunProgram,
     Program,
     ProgramRun,
     Say,
@@ -333,6 +335,43 @@ def program_named(argv: Sequence[str]) -> Program:
     """The command for a script: `program_named(["train.py"])`; any other command as it is."""
     words = list(argv)
     return Program((sys.executable, *words) if words[0].endswith(".py") else tuple(words))
+
+
+# A run of the program with nothing compiled has this long at least.
+LEAST_UNCOMPILED = 20.0
+
+
+def check_blame_of_program(work: CaseAtWork, seconds: float) -> None:
+    """Where a graph fails in eager: the program is at fault only if it fails as well when nothing is compiled.
+
+    Dynamo may put into a graph what the program does not do. Such a graph looks like a bug of the program's until the
+    program itself is run; where that passes, the capture is wrong.
+    """
+    blamed = work.case.triage
+    if blamed is None or not work.is_the_programs:
+        return
+    try:
+        program = work.program()
+    except CannotRunProgram:
+        return
+    work.say("its graph fails without the compiler, too; running the program with nothing compiled")
+    run = run_program(program, UNCOMPILED, timeout=max(LEAST_UNCOMPILED, seconds))
+    if not run.healthy:
+        ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
+        detail = f"{blamed.detail}; the program with nothing compiled {ended}"
+        work.write(triage=replace(blamed, detail=detail, pinned=not run.timed_out))
+        return
+    wrong = "the program passes when nothing is compiled, the graph that Dynamo made of it does not"
+    work.write(
+        triage=replace(
+            blamed,
+            component="dynamo",
+            part="capture",
+            detail=f"{wrong}: {blamed.detail}",
+            pinned=True,
+            labels=("oncall: pt2", "module: dynamo"),
+        )
+    )
 
 
 def _offered(questions: ProgramQuestions) -> Iterator[Workaround]:

@@ -35,13 +35,17 @@ from torchsleuth.core.protocol.steps import (
 )
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.host import HostLost, StepRefused
-from torchsleuth.front.supervise.program_blame import KnownRuns, ask_program, blame_call
+from torchsleuth.front.supervise.program_blame import (
+    KnownRuns,
+    ask_program,
+    blame_call,
+    check_blame_of_program,
+)
 from torchsleuth.front.supervise.program_cures import gives_up, try_found_on_program, try_on_program
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, Say, nobody
 from torchsleuth.front.supervise.settle import (
     NO_GRAPH_FAILS,
     VerifiedRepro,
-    check_blame_of_program,
     in_words,
     settle_call,
     settle_graph,

@@ -36,8 +36,6 @@ from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, OTHER_LEVEL, CaseAtWork, phase_clock
 from torchsleuth.front.supervise.program_runs import (
     SHARE,
-    CannotRunProgram,
-    run_program,
     run_unseen,
     too_long_again,
     watch_for,
@@ -58,8 +56,6 @@ LEAST_SECONDS = 20.0
 MOST_SECONDS = 40.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
-# A run of the program with nothing compiled has this long at least.
-LEAST_UNCOMPILED = 20.0
 
 
 class NoSecondLook(SleuthError):
@@ -244,39 +240,6 @@ def _tell_program_apart(work: CaseAtWork) -> None:
         pinned=True,
     )
     work.write(triage=triage)
-
-
-def check_blame_of_program(work: CaseAtWork, seconds: float) -> None:
-    """Where a graph fails in eager: the program is at fault only if it fails as well when nothing is compiled.
-
-    Dynamo may put into a graph what the program does not do. Such a graph looks like a bug of the program's until the
-    program itself is run; where that passes, the capture is wrong.
-    """
-    blamed = work.case.triage
-    if blamed is None or not work.is_the_programs:
-        return
-    try:
-        program = work.program()
-    except CannotRunProgram:
-        return
-    work.say("its graph fails without the compiler, too; running the program with nothing compiled")
-    run = run_program(program, UNCOMPILED, timeout=max(LEAST_UNCOMPILED, seconds))
-    if not run.healthy:
-        ended = "was not done in time" if run.timed_out else f"ends with status {run.status}"
-        detail = f"{blamed.detail}; the program with nothing compiled {ended}"
-        work.write(triage=replace(blamed, detail=detail, pinned=not run.timed_out))
-        return
-    wrong = "the program passes when nothing is compiled, the graph that Dynamo made of it does not"
-    work.write(
-        triage=replace(
-            blamed,
-            component="dynamo",
-            part="capture",
-            detail=f"{wrong}: {blamed.detail}",
-            pinned=True,
-            labels=("oncall: pt2", "module: dynamo"),
-        )
-    )
 
 
 # -- the scripts of a search
