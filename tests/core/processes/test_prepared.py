@@ -169,7 +169,7 @@ def test_runs_that_are_stopped_end_before_their_script_and_no_more_begin(tmp_pat
         runs = pool.submit(runner.run_times, path, ERROR, 3)
         while len(begun()) < 3:
             time.sleep(0.05)
-        runner.stop()
+        runner.stopped.set()
         assert [run.answer for run in runs.result()] == [Answer.CANNOT_TELL] * 3
         assert not any(map(alive, begun()))
         assert runner.run(path, ERROR).answer is Answer.CANNOT_TELL

@@ -77,7 +77,7 @@ OUT, ERR, CACHE = "stdout", "stderr", "cache"
 class ScriptRunner:
     """Runs scripts, in forks of `prepared` where there is one that can: `ScriptRunner().run(script, expected)`.
 
-    `stop` ends the runs that are under way; they and all later ones then answer that they were stopped.
+    `stopped` ends the runs that are under way; they and all later ones then answer that they were stopped.
     """
 
     prepared: PreparedInterpreter | None = None
