@@ -90,7 +90,7 @@ class SearchHost(Closed):
         order: Order,
         budget: float,
         *,
-        said: Callable[[str], None],
+        said: Callable[[str], None] = lambda text: None,
         heard: Callable[[Seen], None] = lambda message: None,
     ) -> Done:
         """What came of a step; raises `StepRefused` or `HostLost`. `heard` gets what the host tells meanwhile.
