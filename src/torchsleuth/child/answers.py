@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torchsleuth.child.compile import namespace_of, noise_of, ready_trial, run_trial
+from torchsleuth.child.compile import fastest, namespace_of, noise_of, ready_trial, run_trial
 from torchsleuth.child.program import run_program
 from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.inputs import load_inputs
@@ -87,7 +87,7 @@ def _fake_values(graph: torch.fx.GraphModule, trial: Trial) -> tuple[dict[str, o
 
 def _graph(trial: Trial) -> torch.fx.GraphModule:
     """The graph by itself: its inputs are not made."""
-    scope = dict(namespace_of(trial))
+    scope = dict(namespace_of(trial.imports, trial.embedded))
     if trial.constants:
         values = load_inputs(trial.constants["description"], trial.store)
         scope["constant"] = dict(zip(trial.constants["names"], values)).__getitem__
@@ -117,16 +117,12 @@ def _eager_seconds(trial: Trial) -> dict[str, object]:
     """How long a run without the compiler takes at best, on one thread, as compiled runs are timed."""
     ready = ready_trial(trial)
     torch.set_num_threads(1)
-    best = float("inf")
-    for _ in range(EAGER_RUNS):
-        values = ready.inputs()
-        with ready.ambient(), torch.no_grad():
-            started = time.perf_counter()
-            ready.eager(*values)
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - started)
-    return {"seconds": best}
+
+    def run(values: list[object]) -> object:
+        with torch.no_grad():
+            return ready.eager(*values)
+
+    return {"seconds": fastest(ready, run, EAGER_RUNS)}
 
 
 def _divergence(trial: Trial) -> dict[str, object]:

@@ -118,7 +118,10 @@ def ready_trial(trial: Trial) -> runner.ReproTrial:
     use_threads()
     if _first_settings is None:
         _first_settings = saved_settings()
-    return runner.ReproTrial(_facts(trial), trial.graph, namespace_of(trial), _options(trial))
+    options = argparse.Namespace(
+        backend=trial.change.backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
+    )
+    return runner.ReproTrial(_facts(trial), trial.graph, namespace_of(trial.imports, trial.embedded), options)
 
 
 def use_threads() -> None:
@@ -191,11 +194,7 @@ def _observed(ready: Any, trial: Trial, seen: dict[str, Any]) -> tuple[Signature
         seen["node"] = names[-1] if names else None
         return observed
     observed = _observed_and_timed(ready, seen) if trial.time_runs else ready.observe()
-    if (
-        observed is not None
-        and observed[0].exceptions[-1:]
-        and NOT_INTERPRETABLE in observed[0].exceptions[-1]
-    ):
+    if observed is not None and NOT_INTERPRETABLE in "".join(observed[0].exceptions[-1:]):
         seen["not_interpretable"] = True
     return observed
 
@@ -205,7 +204,7 @@ def _observed_and_timed(ready: runner.ReproTrial, seen: dict[str, Any]) -> tuple
     compiled = keep_compiled(ready)
     observed = ready.observe()
     if compiled and (observed is None or observed[0].kind == "accuracy"):
-        seen["run_seconds"] = run_seconds(ready, compiled[-1])
+        seen["run_seconds"] = fastest(ready, lambda values: ready.differentiate(compiled[-1](values)))
     return observed
 
 
@@ -220,36 +219,27 @@ def _facts(trial: Trial) -> dict[str, object]:
     )
 
 
-def namespace_of(trial: Trial) -> dict[str, object]:
-    """The names a script would have: the usual imports, the trial's own, and the user's definitions.
+def namespace_of(imports: tuple[str, ...], embedded: str) -> dict[str, object]:
+    """The names a script would have: the usual imports, those of a trial, and the user's definitions.
 
     Definitions are executed once per process: an operator cannot be registered twice.
     """
     global _definitions
-    if trial.embedded and _definitions is not None and _definitions[0] == (trial.imports, trial.embedded):
+    if embedded and _definitions is not None and _definitions[0] == (imports, embedded):
         return _definitions[1]
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     scope = module.__dict__
     scope.update(math=math, operator=operator, inf=math.inf, nan=math.nan, torch=torch, __file__=_FILE)
-    text = "\n".join([*trial.imports, trial.embedded])
+    text = "\n".join([*imports, embedded])
     linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
     try:
         exec(compile(text, _FILE, "exec"), scope)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise runner.CannotTell(f"could not set up the program's own definitions here ({why})") from error
-    _definitions = (trial.imports, trial.embedded), scope
+    _definitions = (imports, embedded), scope
     return scope
-
-
-def _options(trial: Trial) -> argparse.Namespace:
-    return argparse.Namespace(
-        backend=trial.change.backend,
-        accuracy=None,
-        tracing_mode=None,
-        save_dir=trial.store or os.devnull,
-    )
 
 
 def _teller(trial: Trial, announce: Callable[[str], None]) -> Callable[[str], None]:
@@ -375,22 +365,17 @@ def keep_compiled(ready: Any) -> list[Compiled]:
     return kept
 
 
-def run_seconds(ready: runner.ReproTrial, compiled: Compiled) -> float:
-    """Seconds of the fastest run, backward included where there is one."""
+def fastest(ready: runner.ReproTrial, run: Compiled, most: int = RUNS) -> float:
+    """Seconds of the fastest run: `fastest(ready, compiled)`."""
     best, until = float("inf"), time.monotonic() + SECONDS
-    for _ in range(RUNS):
+    for _ in range(most):
         values = ready.inputs()
         with ready.ambient():
-            _wait_for_device()
+            runner._repro_wait()
             started = time.perf_counter()
-            ready.differentiate(compiled(values))
-            _wait_for_device()
+            run(values)
+            runner._repro_wait()
             best = min(best, time.perf_counter() - started)
-        if time.monotonic() > until:
+        if most == RUNS and time.monotonic() > until:
             break
     return best
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()

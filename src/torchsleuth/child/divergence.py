@@ -25,12 +25,12 @@ from torchsleuth.torch_core.compare.divergence.analysis import (
 )
 from torchsleuth.torch_core.compare.divergence.measure import Keep, Subject, written_inputs
 from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
-from torchsleuth.torch_core.compare.divergence.steps import run_once
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs
+from torchsleuth.torch_core.compare.reference.eager import run_eager
 from torchsleuth.torch_core.compare.reference.memory import memory_beside
 from torchsleuth.torch_core.tensors import ContentStoreWriter
-from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
+from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
 from torchsleuth.torch_internals.kernel_builds import without_idle_work
 
 # On the nodes of a captured graph, where AOTAutograd hands it on to the nodes that it makes of them.
@@ -49,7 +49,7 @@ def divergence(trial: Trial) -> dict[str, object]:
         else:  # by which Inductor names kernels
             node.meta.setdefault("original_aten", node.target)
     tell({"phase": "compile", "done": 0, "of": 0})
-    with observed_code() as observed:
+    with observed_code() as codes:
         compile_it = ready.prepare()
         with ready.ambient(), without_idle_work():
             compiled = compile_it()
@@ -60,14 +60,14 @@ def divergence(trial: Trial) -> dict[str, object]:
 
     inputs = ready.inputs()
     with memory_beside(lambda: call(clone_inputs(inputs)), inputs):
-        return _parts(trial, ready, inputs, observed, call, tell)
+        return _parts(trial, ready, inputs, codes, call, tell)
 
 
 def _parts(
     trial: Trial,
     ready: runner.ReproTrial,
     inputs: list[object],
-    observed: Observed,
+    codes: list[CompiledCode],
     call: Callable[[list[object]], object],
     tell: Callable[[Document], None],
 ) -> dict[str, object]:
@@ -75,10 +75,10 @@ def _parts(
     drawn = None
     if any(opkinds.may_draw(node) for node in ready.eager.graph.nodes):
         with ready.ambient(), torch.no_grad():
-            drawn = run_once(ready.eager, inputs)
+            drawn = run_eager(ready.eager, inputs, None)[1]
     ways = _ways(ready)
     wishes = trial.analysis
-    code = next((each for each in observed.codes if not each.backward or not captured), None)
+    code = next((each for each in codes if not each.backward or not captured), None)
     subject = None
     if code is None or not code.written:
         why = "no code of Inductor's runs it" if code is None else code.blind or "its code shows no values"

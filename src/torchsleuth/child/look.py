@@ -20,9 +20,7 @@ import torch
 
 from torchsleuth.child.compile import namespace_of
 from torchsleuth.core.processes.tree import be_first_to_go, started_at
-from torchsleuth.core.protocol.trials import Trial
 from torchsleuth.script_runtime.reader import read_graph
-from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.torch_core.compare.reference.memory import beside_program
 from torchsleuth.torch_core.compare.verdict.look import (
     HEAD,
@@ -101,8 +99,8 @@ def _looked(handed: Handed) -> Look:
 
 
 def _graph(handed: Handed) -> torch.fx.GraphModule:
-    trial = Trial(
-        handed.graph, Signature("accuracy", "run"), imports=handed.imports, embedded=handed.embedded
-    )
-    scope = {**namespace_of(trial), "constant": handed.constants.__getitem__}
+    scope = {
+        **namespace_of(handed.imports, handed.embedded),
+        "constant": handed.constants.__getitem__,
+    }
     return read_graph(handed.graph, "Repro", scope)

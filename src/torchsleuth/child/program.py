@@ -30,6 +30,7 @@ from torchsleuth.core.cases.record import WRONG
 from torchsleuth.core.processes.sealed import fill_fresh_memory
 from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.core.protocol.trials import Outcome, Seen, Trial
+from torchsleuth.script_runtime.runner import _repro_wait
 from torchsleuth.script_runtime.signature import Signature, signature_of_exception
 from torchsleuth.torch_core.repro.program import NO_MATTER
 from torchsleuth.torch_internals.hooks import hook_backend_calls
@@ -54,8 +55,7 @@ def run_program(trial: Trial, announce: Callable[[str], None] = lambda phase: No
     signature, text = None, ""
     try:
         exec(compile(trial.graph, name, "exec", dont_inherit=True), namespace)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        _repro_wait()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         signature = signature_of_crash(status, "run") if status else None

@@ -285,17 +285,15 @@ class Server:
     def made(self, serves: str) -> ChildProcess:
         if serves == DEVICE:
             return self.added(spawn_child(self.environment, str(self.call), self.still_good))
-        return self.fork(self.one_trial if serves == ONCE else self.many_trials, serves)
 
-    def one_trial(self, commands: int, results: int) -> None:
-        for trial in trials_from(commands):
-            run_and_tell(str(self.call), trial, results)
-            return
+        def trials(commands: int, results: int) -> None:
+            for trial in trials_from(commands):
+                run_and_tell(str(self.call), trial, results)
+                if serves == ONCE:
+                    return
+                write_all(results, frame(Good(True)))
 
-    def many_trials(self, commands: int, results: int) -> None:
-        for trial in trials_from(commands):
-            run_and_tell(str(self.call), trial, results)
-            write_all(results, frame(Good(True)))
+        return self.fork(trials, serves)
 
     def keep_one_ready(self) -> None:
         """One process more than works, so that no trial waits for a fork, or for a device to be set up again."""

@@ -119,7 +119,7 @@ class InputsDescription:
         """
         return {
             "schema": SCHEMA,
-            "inputs": [_plain(vars(spec)) for spec in self.inputs],
+            "inputs": [plain(vars(spec)) for spec in self.inputs],
             "symbols": {name: asdict(symbol) for name, symbol in self.symbols.items()},
         }
 
@@ -316,14 +316,17 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage().data_ptr() or ("empty", id(tensor))
 
 
-def _plain(data: Mapping[str, object]) -> dict[str, object]:
-    """JSON has no tuples and no infinite numbers."""
-    out: dict[str, object] = {}
-    for key, value in data.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            value = str(value)
-        out[key] = list(value) if isinstance(value, tuple) else value
-    return out
+def plain(value: Any) -> Any:
+    """A value as JSON has it, which has no tuples and no infinite numbers.
+
+    >>> plain({"shape": (2, math.inf)})
+    {'shape': [2, 'inf']}
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _spec(item: Document) -> TensorSpec | ScalarSpec:

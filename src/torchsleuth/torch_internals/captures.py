@@ -41,12 +41,12 @@ _numbers = itertools.count(1)
 _open: list[_Open] = []
 
 
+@dataclass(eq=False)
 class _Open:
     """A function that is being gone through."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.instructions = 0
+    number: int
+    instructions: int = 0
 
 
 def hook_traced_functions(report: Report, instructions: bool = False) -> Callable[[], None]:
@@ -100,7 +100,6 @@ def hook_traced_functions(report: Report, instructions: bool = False) -> Callabl
 
 def _enter(translator: Any, opened: _Open, report: Report) -> None:
     code, parent = translator.f_code, getattr(translator, "parent", None)
-    graph, attempt = _compile_and_attempt()
     report(
         "trace_enter",
         number=opened.number,
@@ -109,8 +108,7 @@ def _enter(translator: Any, opened: _Open, report: Report) -> None:
         file=code.co_filename,
         line=code.co_firstlineno,
         called_from=getattr(parent, "lineno", None) if parent is not None else None,
-        graph=graph,
-        attempt=attempt,
+        **_compile_under_way(),
     )
 
 
@@ -155,15 +153,13 @@ def hook_subgraphs(report: Report) -> Callable[[], None]:
 def _subgraph(output: Any, translator: Any, reason: Any) -> dict[str, Any]:
     calls = sum(node.op.startswith("call") for node in output.graph.nodes)
     stack = list(getattr(reason, "user_stack", None) or ())
-    graph, attempt = _compile_and_attempt()
     return {
         "why": str(getattr(reason, "reason", reason))[:MOST_TEXT],
         "graph_break": bool(getattr(reason, "graph_break", False)),
         "calls": calls,
         "line": stack[-1].lineno if stack else translator.lineno,
         "file": stack[-1].filename if stack else translator.f_code.co_filename,
-        "graph": graph,
-        "attempt": attempt,
+        **_compile_under_way(),
     }
 
 
@@ -174,11 +170,10 @@ def hook_guards(report: Report) -> Callable[[], None]:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             with contextlib.suppress(Exception):
-                graph, attempt = _compile_and_attempt()
                 given = (*args, *kwargs.values())
                 guards = list(next(each.guards for each in given if hasattr(each, "guards")))
                 kept = [_guard(guard) for guard in sorted(guards)[:MOST_GUARDS]]
-                report("trace_guards", graph=graph, attempt=attempt, count=len(guards), guards=kept)
+                report("trace_guards", **_compile_under_way(), count=len(guards), guards=kept)
 
         return init
 
@@ -206,9 +201,8 @@ def hook_side_effects(report: Report) -> Callable[[], None]:
                 changed = [each for each in modified if getattr(each, "source", None) is not None]
                 effects = [_effect(self, each) for each in changed]
                 if effects:
-                    graph, attempt = _compile_and_attempt()
                     number = _open[-1].number if _open else None
-                    report("trace_side_effects", number=number, graph=graph, attempt=attempt, effects=effects)
+                    report("trace_side_effects", number=number, **_compile_under_way(), effects=effects)
             return original(self, *args, **kwargs)
 
         return codegen_update_mutated
@@ -240,11 +234,12 @@ def _how(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:MOST_TEXT]
 
 
-def _compile_and_attempt() -> tuple[str | None, int | None]:
+def _compile_under_way() -> dict[str, Any]:
     from torch._guards import CompileContext
 
     found = CompileContext.current_trace_id()
-    return (str(found.compile_id), found.attempt) if found is not None else (None, None)
+    known = (str(found.compile_id), found.attempt) if found is not None else (None, None)
+    return dict(zip(("graph", "attempt"), known))
 
 
 MOST_ENTRIES = 16

@@ -142,13 +142,12 @@ def frame_times() -> list[dict[str, Any]]:
     """
     found = []
     for each in importlib.import_module("torch._dynamo.utils").get_compilation_metrics():
-        known = {name: getattr(each, name, None) for name in ("co_name", "co_filename", "co_firstlineno")}
         found.append(
             {
                 "graph": str(getattr(each, "compile_id", None)),
-                "function": known["co_name"],
-                "file": known["co_filename"],
-                "line": known["co_firstlineno"],
+                "function": getattr(each, "co_name", None),
+                "file": getattr(each, "co_filename", None),
+                "line": getattr(each, "co_firstlineno", None),
                 "backward": getattr(each, "is_forward", None) is False,
                 "seconds": (getattr(each, "duration_us", None) or 0) / 1e6,
             }

@@ -24,7 +24,6 @@ from torchsleuth.torch_internals.configuration import held_by
 from torchsleuth.torch_internals.places import replaced
 
 INDUCTOR = "torch._inductor.config"
-DYNAMO = "torch._dynamo.config"
 Settings = Mapping[str, Mapping[str, Any]]
 _NO_RULES = "torch {} has no rule for which functions are looked into"
 
@@ -279,12 +278,9 @@ def leave_functions_eager(places: Sequence[Place]) -> None:
 def trace_functions_whole(places: Sequence[Place]) -> None:
     """These functions are what `torch._dynamo.nonstrict_trace` makes of them: one step of the graph, inside unseen.
 
-    Versions: `nonstrict_trace` is there from 2.7 on; a torch without it, or a function that no name of its file leads
-    to, is a `NoSuchTarget`.
+    A function that no name of its file leads to is a `NoSuchTarget`.
     """
-    trace = getattr(importlib.import_module("torch._dynamo"), "nonstrict_trace", None)
-    if trace is None:
-        raise NoSuchTarget("this torch has no nonstrict_trace")
+    trace = importlib.import_module("torch._dynamo").nonstrict_trace
     waiting = list(places)
 
     def put_in(_frame: Any) -> None:

@@ -14,7 +14,7 @@ import ast
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,13 @@ class CompiledCode:
     blind: str | None = None
 
 
-@dataclass
-class Observed:
-    """The code of every graph that was compiled in here, in order."""
-
-    codes: list[CompiledCode] = field(default_factory=list)
-
-
 @contextlib.contextmanager
-def observed_code() -> Iterator[Observed]:
-    """Inside, what Inductor compiles can be watched while it runs, there and later.
+def observed_code() -> Iterator[list[CompiledCode]]:
+    """Inside, what Inductor compiles can be watched while it runs, there and later: the code of every graph, in order.
 
-    Used as `with observed_code() as observed: torch.compile(torch.relu)(x)`; then `observed.codes[0].written`.
+    Used as `with observed_code() as codes: torch.compile(torch.relu)(x)`; then `codes[0].written`.
     """
-    observed = Observed()
+    codes: list[CompiledCode] = []
 
     def watched(original: Any) -> Any:
         def compile_to_module(graph: Any) -> Any:
@@ -86,14 +79,14 @@ def observed_code() -> Iterator[Observed]:
             if getattr(graph, "parent", None) is None:
                 # A recorded CUDA graph replays kernels, not this code; nothing may be looked at while it is recorded.
                 graph.disable_cudagraphs_reason = "its values are looked at while it runs"
-                observed.codes.append(_watched_module(graph, module))
+                codes.append(_watched_module(graph, module))
             return module
 
         return compile_to_module
 
     place = ("torch._inductor.graph", "GraphLowering", "compile_to_module")
     with without_caches(), built_together() as build, replaced(*place, watched):
-        yield observed
+        yield codes
 
 
 def _watched_module(graph: Any, module: Any) -> CompiledCode:
@@ -179,9 +172,8 @@ class _Looks(ast.NodeTransformer):
         alias: dict[str, str] = {}
         self._last = {}
         for statement in _statements(node):
-            if isinstance(
-                statement, ast.Delete
-            ):  # another view of that memory is a new use of it from here on
+            if isinstance(statement, ast.Delete):
+                # Another view of that memory is a new use of it from here on.
                 gone = {each.id for each in statement.targets if isinstance(each, ast.Name)}
                 alias = {view: base for view, base in alias.items() if base not in gone}
                 continue
@@ -191,9 +183,6 @@ class _Looks(ast.NodeTransformer):
                 self._last[name] = statement
                 while (name := alias.get(name, "")) != "":
                     self._last[name] = statement
-        return self.generic_visit(node)
-
-    def visit_With(self, node: ast.With) -> Any:
         return self.generic_visit(node)
 
     def generic_visit(self, node: ast.AST) -> Any:
@@ -229,12 +218,10 @@ class _Looks(ast.NodeTransformer):
         call = _call_of(statement)
         if isinstance(statement, ast.Assign):
             target = statement.targets[0]
-            made = isinstance(statement.value, ast.Subscript) or (
-                call is not None and not _MEMORY.match(ast.unparse(call.func))
-            )
-            return (
-                [target.id] if made and isinstance(target, ast.Name) and len(statement.targets) == 1 else []
-            )
+            computed = call is not None and not _MEMORY.match(ast.unparse(call.func))
+            made = computed or isinstance(statement.value, ast.Subscript)
+            named = made and len(statement.targets) == 1
+            return [target.id] if named and isinstance(target, ast.Name) else []
         if call is None:
             return []
         called = ast.unparse(call.func)
@@ -248,22 +235,17 @@ class _Looks(ast.NodeTransformer):
             return []
         if called.startswith("torch.ops.") and not called.startswith(_OF_TORCH):
             # An operator of the user's may write any of them.
-            return [
-                n for each in [*call.args, *(k.value for k in call.keywords)] for n in self._names_in(each)
-            ]
+            given = [*call.args, *(each.value for each in call.keywords)]
+            return [name for each in given for name in self._names_in(each)]
         return self._names_in(call.args[0])[:1]
 
     def _view_of(self, statement: ast.Assign) -> tuple[str, str] | None:
         """`buf1 = reinterpret_tensor(buf3, ...)`: the name of the view and that of what it is of."""
         call, target = _call_of(statement), statement.targets[0]
-        if (
-            call is None
-            or not isinstance(target, ast.Name)
-            or "reinterpret_tensor" not in ast.unparse(call.func)
-        ):
+        if call is None or not call.args or "reinterpret_tensor" not in ast.unparse(call.func):
             return None
-        base = self._names_in(call.args[0]) if call.args else []
-        return (target.id, base[0]) if base else None
+        base = self._names_in(call.args[0])
+        return (target.id, base[0]) if base and isinstance(target, ast.Name) else None
 
     def _names_in(self, expression: ast.expr) -> list[str]:
         names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]

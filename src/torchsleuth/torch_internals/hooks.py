@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -326,20 +327,15 @@ def hook_cuda_graphs(handler: Callable[[CudaGraphRun], Any]) -> Callable[[], Non
     2.11..2.15: both are methods of one class; where they are not there, nothing is seen.
     """
 
-    def running(original: Any) -> Any:
+    def routed(original: Any, ends: bool) -> Any:
         return lambda self, *args, **kwargs: handler(
-            CudaGraphRun(self, lambda: original(self, *args, **kwargs))
-        )
-
-    def ending(original: Any) -> Any:
-        return lambda self, *args, **kwargs: handler(
-            CudaGraphRun(self, lambda: original(self, *args, **kwargs), ends=True)
+            CudaGraphRun(self, lambda: original(self, *args, **kwargs), ends)
         )
 
     place = "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"
-    return all_of(
-        (replaced(*place, "run", running), replaced(*place, "dealloc_current_path_weakrefs", ending))
-    )
+    running = replaced(*place, "run", lambda run: routed(run, ends=False))
+    ending = replaced(*place, "dealloc_current_path_weakrefs", lambda end: routed(end, ends=True))
+    return all_of((running, ending))
 
 
 # What torch says when such a result is used.
@@ -361,13 +357,10 @@ def failed_call(error: BaseException) -> tuple[Any, tuple[Any, ...], dict[str, A
     it is run on is that call. (`run_node` in 2.11 and 2.12, `_get_fake_value_impl` where 2.13 hides that frame.)
     """
     found = None
-    tb = error.__traceback__
-    while tb is not None:
-        local = tb.tb_frame.f_locals
-        node, args, kwargs = local.get("node"), local.get("args"), local.get("kwargs")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node, args, kwargs = map(frame.f_locals.get, ("node", "args", "kwargs"))
         if isinstance(node, torch.fx.Node) and isinstance(args, (tuple, list)) and isinstance(kwargs, dict):
             found = (node, tuple(args), dict(kwargs))
-        tb = tb.tb_next
     return found
 
 

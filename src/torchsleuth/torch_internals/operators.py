@@ -61,7 +61,7 @@ def is_operator(target: object) -> bool:
 
 
 def is_higher_order(target: object) -> bool:
-    """Whether the target is a higher-order operator such as `cond`."""
+    """Whether the target is an operator that is given graphs: a branch, a loop, a wrapped layer."""
     return isinstance(target, HigherOrderOperator)
 
 

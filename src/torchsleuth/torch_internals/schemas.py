@@ -46,14 +46,8 @@ def schema_arguments(target: object) -> tuple[SchemaArgument, ...] | None:
     """
     if not isinstance(target, OpOverload):
         return None
-    return tuple(
-        SchemaArgument(
-            a.name,
-            a.has_default_value(),
-            a.default_value if a.has_default_value() else None,
-        )
-        for a in target._schema.arguments
-    )
+    declared = ((a, a.has_default_value()) for a in target._schema.arguments)
+    return tuple(SchemaArgument(a.name, has, a.default_value if has else None) for a, has in declared)
 
 
 def argument_of(node: torch.fx.Node, name: str) -> Any:
@@ -231,14 +225,8 @@ class Declared:
 def declared(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Declared:
     """The schema of `op` for this call: `declared(torch.ops.aten.relu_.default, (x,), {}).mutates(0)` is True."""
     schema = op._schema
-    bound: dict[str, Any] = {}
-    for position, each in enumerate(schema.arguments):
-        if position < len(args):
-            bound[each.name] = args[position]
-        elif each.name in kwargs:
-            bound[each.name] = kwargs[each.name]
-        else:
-            bound[each.name] = each.default_value if each.has_default_value() else None
+    bound = {each.name: each.default for each in schema_arguments(op) or ()}
+    bound |= {**dict(zip(bound, args)), **kwargs}
     shared = tuple(each.alias_info is not None for each in schema.returns)
     info = _schema_info(op, {name: value for name, value in bound.items() if _tells(value)})
     return Declared(str(schema), bound, len(schema.returns), shared, info)

@@ -27,7 +27,6 @@ from torchsleuth.torch_core.compare.divergence.analysis import (
 from torchsleuth.torch_core.compare.divergence.distance import distance
 from torchsleuth.torch_core.compare.divergence.measure import Subject, written_inputs
 from torchsleuth.torch_core.compare.divergence.parts import AOT_ALONE, Compilers, aten_ways, captured_ways
-from torchsleuth.torch_core.compare.divergence.steps import run_once
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
     KeptCopies,
@@ -39,6 +38,7 @@ from torchsleuth.torch_core.compare.reference.cloning import (
     same_bits,
     snapshot,
 )
+from torchsleuth.torch_core.compare.reference.eager import run_eager
 from torchsleuth.torch_core.compare.reference.memory import memory_beside, memory_counted_apart, note_run
 from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, rng_kept, save_rng
 from torchsleuth.torch_core.compare.reference.trees import leaves
@@ -48,7 +48,7 @@ from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, INCONCLUSIV
 from torchsleuth.torch_core.graphs.provenance import source_line
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import compiled_anew
-from torchsleuth.torch_internals.generated_code import CompiledCode, Observed, observed_code
+from torchsleuth.torch_internals.generated_code import CompiledCode, observed_code
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Watcher:
     analysis: Analysis | None = None
     # Of a call with backward, what is needed to take a captured graph apart afterwards.
     captured: list[tuple[GraphModule, seams.BackendCall, list[object]]] = field(default_factory=list)
-    observed: Observed | None = None
+    observed: list[CompiledCode] = field(default_factory=list)
     inner: int = 0
     busy: bool = False
 
@@ -219,7 +219,7 @@ class _Watcher:
         graph = with_reshapes(_copied(call.graph))
         compiled = call.as_without_us()
         self.inner += 1
-        code = self.observed.codes[-1] if self.observed is not None and self.observed.codes else None
+        code = self.observed[-1] if self.observed else None
         direction = "backward" if call.kwargs.get("is_backward") else "forward"
 
         def wrapped(inner: Callable[..., object]) -> Callable[..., object]:
@@ -343,7 +343,7 @@ def repro_analyze(gm: GraphModule, inputs: Sequence[object], *, without: Collect
     ways = aten_ways({"is_inference": not any(getattr(value, "requires_grad", False) for value in given)})
     with rng_kept() as state, torch.no_grad(), compiled_anew(), observed_code() as observed:
         compiled = ways.compiled(gm, given)
-        code = observed.codes[0] if observed.codes else None
+        code = observed[0] if observed else None
         with memory_beside(lambda: compiled(clone_inputs(given)), given):
             subject = None if code is None else subject_of(graph, given, compiled, code, state)
             if subject is None or not subject.seen:
@@ -371,7 +371,7 @@ def subject_of(
     drawn = None
     if any(opkinds.may_draw(node) for node in graph.graph.nodes):
         restore_rng(state)
-        drawn = run_once(graph, inputs)
+        drawn = run_eager(graph, inputs, None)[1]
     calls = {node.name for node in graph.graph.nodes if node.op.startswith("call_")}
     names = {name: name for name in code.nodes if name in calls} | written_inputs(graph)
     return Subject(graph, inputs, seeded, code, names, drawn, fresh=fresh)

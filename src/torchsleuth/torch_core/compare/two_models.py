@@ -68,7 +68,7 @@ def run_fwd_maybe_bwd(
     Returns the outputs alone with `only_fwd`, otherwise a dict with outputs, gradients, mutated inputs
     and mutated buffers. Example: `run_fwd_maybe_bwd(model, [x])["input_grads"]`.
     """
-    gm = _copied(gm)
+    gm = copy.deepcopy(gm) if isinstance(gm, torch.nn.Module) else gm
     if not disable_clone:
         args = clone_inputs(list(args))
     before = [] if only_fwd else [t.detach().clone() for t in tensors_in(args)]
@@ -137,10 +137,6 @@ def _fp64_reference(gm: Any, inputs: Sequence[Any], only_fwd: bool, required: bo
             ) from error
         log.warning("no float64 reference could be computed: %s", error)
         return None
-
-
-def _copied(gm: Any) -> Any:
-    return copy.deepcopy(gm) if isinstance(gm, torch.nn.Module) else gm
 
 
 def _named(gm: Any, method: str) -> list[tuple[str, torch.Tensor]]:

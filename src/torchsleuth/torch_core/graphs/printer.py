@@ -235,10 +235,7 @@ def brief(node: torch.fx.Node) -> str:
     >>> brief(node)
     'f32[2]'
     """
-    meta = node.meta
-    if "val" in meta:
-        return _describe(meta["val"])
-    return _describe(meta["example_value"]) if "example_value" in meta else ""
+    return _describe(node.meta.get("val", node.meta.get("example_value", ...)))
 
 
 def _describe(value: object) -> str:

@@ -109,16 +109,15 @@ class Vocabulary:
         if path is None:
             return self._refer(thing)
         root = path.partition(".")[0]
+        module = ".".join(path.split(".")[: _module_depth(path)])
         if path in dir(builtins) or root in _ALWAYS_IMPORTED:
-            module = ".".join(path.split(".")[: _module_depth(path)])
             if module not in ("", *_ALWAYS_IMPORTED) and not comes_with_torch(module):
                 self.imports[f"import {module}"] = None
             return path
-        alias = root if root not in self.taken else self.fresh(root)
-        module = ".".join(path.split(".")[: _module_depth(path)])
-        if alias == root:
+        if root not in self.taken:
             self.imports[f"import {module}"] = None
             return path
+        alias = self.fresh(root)
         self.imports[f"import {module} as {alias}"] = None
         return alias + path.removeprefix(module)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from dataclasses import replace
 
@@ -46,27 +47,22 @@ def program_script(
     True
     """
     tree = ast.parse(program)
-    imports = _leading(tree.body, _IMPORTS)
-    definitions = _leading(tree.body[len(imports) :], _DEFINITIONS)
-    rest = tree.body[len(imports) + len(definitions) :]
+    imports = list(itertools.takewhile(lambda node: isinstance(node, _IMPORTS), tree.body))
+    behind = tree.body[len(imports) :]
+    definitions = list(itertools.takewhile(lambda node: isinstance(node, _DEFINITIONS), behind))
+    rest = behind[len(definitions) :]
     lines = program.splitlines()
     wrong = signature.kind == "accuracy"
     marks = None if signature.kind in ("crash", "hang", "accuracy") else _marks_of_the_last(signature, text)
     # Without the compiler a script must pass; torch calls it an error that nothing was compiled.
     fullgraph = "fullgraph" in program
     clock = clock_of_hang(replace(signature, phase="compile"), hung_after)
-    standard = sorted(
-        {
-            "sys",
-            *modules_of_clock(clock),
-            *["os"] * fullgraph,
-            *([*marks.modules, "traceback"] if marks else []),
-        }
-    )
-    standard = sorted({*standard, "os", "re", "subprocess"}) if wrong else standard
+    standard = {"sys", *modules_of_clock(clock), *(["os"] if fullgraph else [])}
+    standard |= {*marks.modules, "traceback"} if marks else set()
+    standard |= {"os", "re", "subprocess"} if wrong else set()
     written = [line for node in imports for line in _text(lines, node)]
     future = [line for line in written if line.startswith("from __future__")]
-    ours = [f"import {', '.join(standard)}", *["import torch"] * fullgraph]
+    ours = [f"import {', '.join(sorted(standard))}", *["import torch"] * fullgraph]
     first = _begin(definitions[0]) if definitions else 0
     last = definitions[-1].end_lineno or 0 if definitions else 0
     about = f"torch {torch.partition('+')[0]}, torchsleuth {__version__}"
@@ -109,15 +105,6 @@ def program_of_call(form: CallForm) -> str:
     parts = ["\n".join(dict.fromkeys([*form.imports, *moved])), "\n".join(lines).strip("\n")]
     parts.append("\n".join([*form.setup, *form.call]))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _leading(nodes: list[ast.stmt], kinds: tuple[type[ast.stmt], ...]) -> list[ast.stmt]:
-    found = []
-    for node in nodes:
-        if not isinstance(node, kinds):
-            break
-        found.append(node)
-    return found
 
 
 def _text(lines: list[str], node: ast.stmt) -> list[str]:

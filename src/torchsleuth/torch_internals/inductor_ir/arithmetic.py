@@ -62,10 +62,6 @@ def _true_divide(a: Any, b: Any) -> Any:
     return _to_float(a) / _to_float(b)
 
 
-def _negate(x: Any) -> Any:
-    return ~x if isinstance(x, torch.Tensor) else not x
-
-
 def _reduce(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *parts: functools.reduce(function, parts)
 
@@ -104,7 +100,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "Where": _choose,
     "And": _reduce(operator.and_),
     "Or": _reduce(operator.or_),
-    "Not": _negate,
+    "Not": lambda x: ~x if isinstance(x, torch.Tensor) else not x,
     "Equality": operator.eq,
     "Unequality": operator.ne,
     "StrictLessThan": operator.lt,
@@ -190,10 +186,6 @@ hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
 """)
 
 
-def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(condition.bool(), yes, no)
-
-
 def _polygamma(order: Tensor, x: Tensor) -> Tensor:
     if order.numel() != 1:
         raise NotInterpretable("the loop takes polygamma of many orders")
@@ -219,7 +211,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "fma": lambda a, b, c: a * b + c,
     "identity": lambda x: x,
     "polygamma": _polygamma,
-    "where": _where,
+    "where": lambda condition, yes, no: torch.where(condition.bool(), yes, no),
 }
 
 _NARROW = (torch.bfloat16, torch.float16)

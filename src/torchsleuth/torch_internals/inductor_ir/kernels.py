@@ -193,11 +193,6 @@ def _sliced_size(run: Any, operation: Any) -> None:
     run.symbols[operation.unbacked_size_symbol] = len(range(*slice(start, end, step).indices(size)))
 
 
-def _invoked(run: Any, operation: Any) -> None:
-    inputs = run.value(list(operation.inputs))
-    _keep(run, operation, run.nested(operation.subgraph, inputs))
-
-
 def _branch(run: Any, operation: Any) -> None:
     holds = bool(run.value(operation.predicate))
     chosen = operation.true_subgraph if holds else operation.false_subgraph
@@ -224,17 +219,13 @@ def _loop(run: Any, operation: Any) -> None:
     _keep(run, operation, carried)
 
 
-def _nothing(run: Any, operation: Any) -> None:
-    """Its memory was written by the kernel before it."""
-
-
 _KERNELS: dict[str, Callable[[Any, Any], None]] = {
     "ExternKernelOut": _into_memory,
     "DeviceCopy": _copied_to_device,
     "ExternKernelAlloc": _with_new_memory,
     "FallbackKernel": _fallback,
     "ExternKernelMultiOut": _fallback_into_memory,
-    "AllocatingMultiOutput": _nothing,
+    "AllocatingMultiOutput": lambda run, operation: None,  # its memory was written by the kernel before it
     "MultiOutput": _picked_output,
     "InplaceBernoulliFallback": _in_place,
     "InplaceCopyFallback": _in_place,
@@ -245,7 +236,9 @@ _KERNELS: dict[str, Callable[[Any, Any], None]] = {
     "AssertScalar": _assertion,
     "DynamicSelectStorageOffset": _selected_offset,
     "DynamicSliceSize": _sliced_size,
-    "InvokeSubgraph": _invoked,
+    "InvokeSubgraph": lambda run, call: _keep(
+        run, call, run.nested(call.subgraph, run.value(list(call.inputs)))
+    ),
     "Conditional": _branch,
     "Switch": _switch,
     "WhileLoop": _loop,

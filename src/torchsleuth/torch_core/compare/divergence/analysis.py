@@ -53,7 +53,6 @@ LOCAL = "local"
 DETERMINISM = "determinism"
 INSIDE = "inside"
 SUBSTITUTION = "substitution"
-PHASES = (ACCUMULATED, LOCAL, DETERMINISM, INSIDE, SUBSTITUTION)
 
 MOST_CANDIDATES = 4
 """Kernels that are looked into, each by itself, until one is wrong."""

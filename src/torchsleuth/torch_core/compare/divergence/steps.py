@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from torchsleuth.torch_core.compare.reference import opkinds
 from torchsleuth.torch_core.compare.reference.cloning import (
@@ -263,12 +263,8 @@ class EagerSteps(Steps):
     def _evaluate(self, node: Node) -> Any:
         if node.name in self._at_hand:
             return self.memory.values[node.name]
-        if node in self.given:
-            value = self.given[node]
-            self.dtypes[node.name] = dtypes_of(value)
-            return value
-        if node.name in self.drawn:
-            value = clone_inputs(self.drawn[node.name])
+        if node in self.given or node.name in self.drawn:
+            value = self.given[node] if node in self.given else clone_inputs(self.drawn[node.name])
             self.dtypes[node.name] = dtypes_of(value)
             return value
         if opkinds.sums(node):
@@ -320,10 +316,3 @@ class Float64Steps(Steps):
         """From here on float64 goes on from eager's value of a node: what comes after it is judged by itself."""
         if not self.writes and self.nodes[name] in self.env:
             self.env[self.nodes[name]] = widen(clone_inputs(eager))
-
-
-def run_once(graph: GraphModule, inputs: Sequence[Any]) -> EagerRun:
-    """One whole eager run, for what it draws at random: `run_once(graph, inputs).drawn`."""
-    recorder = EagerRun(graph)
-    Interpreter.run(recorder, *for_one_run(graph, inputs))
-    return recorder

@@ -18,6 +18,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchsleuth.script_runtime.inputs import as_computed
+from torchsleuth.torch_core.tensors import reach
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 from torchsleuth.torch_internals.tensors import form_of
 
@@ -42,19 +43,12 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """
     if isinstance(tree, torch.Tensor):
         return change(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(item, change) for item in tree))
-    if type(tree) in (list, tuple):
-        return type(tree)(map_tensors(item, change) for item in tree)
-    if isinstance(tree, torch.Size):
-        return tree
-    if isinstance(tree, tuple):
-        return tuple(map_tensors(item, change) for item in tree)
-    if isinstance(tree, list):
-        return [map_tensors(item, change) for item in tree]
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        items = [map_tensors(item, change) for item in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return tuple(items) if isinstance(tree, tuple) else items
     if isinstance(tree, dict):
-        if type(tree) is dict:
-            return {key: map_tensors(item, change) for key, item in tree.items()}
         rebuilt = tree.copy()
         for key, item in tree.items():
             rebuilt[key] = map_tensors(item, change)
@@ -133,10 +127,7 @@ def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First and one-past-last byte of the storage that the tensor can touch."""
     size = tensor.element_size()
     start = tensor.storage_offset() * size
-    if tensor.numel() == 0:
-        return start, start
-    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-    return start, start + (span + 1) * size
+    return start, start + reach(tensor.shape, tensor.stride()) * size
 
 
 def _cloned_storages(tensors: list[torch.Tensor]) -> dict[StorageKey, tuple[torch.UntypedStorage, int]]:

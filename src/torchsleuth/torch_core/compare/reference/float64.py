@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torchsleuth.torch_core.compare.reference.cloning import clone_inputs, map_tensors, memory_of
 from torchsleuth.torch_core.compare.reference.opkinds import NORMALISE, PRODUCT, SEQUENTIAL, plain_name
 from torchsleuth.torch_core.compare.reference.trees import is_inexact
+from torchsleuth.torch_core.tensors import reach
 from torchsleuth.torch_internals.tensors import unwrapped
 
 NARROW_METHODS = frozenset(["half", "float", "bfloat16"])
@@ -100,7 +101,7 @@ def widen_inputs(inputs: Sequence[Any], device: torch.device | None = None) -> l
             )
             if tensor.numel() and wide.stride() != tensor.stride():
                 # With gaps: what lies in them may be read, and strides may matter to what reads it.
-                length = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+                length = reach(tensor.shape, tensor.stride())
                 span = tensor.detach().as_strided((length,), (1,)).to(wide.dtype, copy=True)
                 wide = span.as_strided(tensor.shape, tensor.stride())
         if device is not None:
@@ -377,11 +378,8 @@ def narrow(value: Any, dtypes: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtypes) if isinstance(dtypes, torch.dtype) and dtypes != value.dtype else value
     if isinstance(value, (list, tuple)) and isinstance(dtypes, list) and len(dtypes) == len(value):
-        return (
-            type(value)(narrow(v, d) for v, d in zip(value, dtypes))
-            if type(value) in (list, tuple)
-            else value
-        )
+        narrowed = [narrow(v, d) for v, d in zip(value, dtypes)]
+        return type(value)(narrowed) if type(value) in (list, tuple) else value
     return value
 
 

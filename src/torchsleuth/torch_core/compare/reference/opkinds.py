@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from torchsleuth.torch_internals.operators import is_higher_order
 from torchsleuth.torch_internals.schemas import IN_PLACE_OPERATORS, argument_of, is_torchs_own, result_names
 
 
@@ -177,7 +178,7 @@ def may_draw(node: Node) -> bool:
     """Whether a node may draw from torch's global generators, itself or somewhere inside; in doubt, True."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
-    opaque = node.op == "call_module" or is_higher_order(node) or not is_torchs_own(node.target)
+    opaque = node.op == "call_module" or is_higher_order(node.target) or not is_torchs_own(node.target)
     return opaque or draws(node) or plain_name(node) in DRAWS_INSIDE
 
 
@@ -219,11 +220,7 @@ def _never_drops(node: Node) -> bool:
         return training is False or _argument(node, 1, "p", 0.5) == 0.0
     if plain_name(node) == "scaled_dot_product_attention":
         return _argument(node, 4, "dropout_p", 0.0) == 0.0
-    return _is_attention(node) and argument_of(node, "dropout_p") == 0.0
-
-
-def _is_attention(node: Node) -> bool:
-    return "attention" in plain_name(node)
+    return "attention" in plain_name(node) and argument_of(node, "dropout_p") == 0.0
 
 
 MEANS_NOTHING_UNDROPPED = frozenset(
@@ -237,14 +234,8 @@ def means_nothing(node: Node) -> bool:
     if plain_name(node) != "getitem" or not isinstance(node.args[0], Node):
         return False
     source, place = node.args[0], node.args[1]
-    if not _is_attention(source) or not _never_drops(source) or not isinstance(place, int):
+    attention = "attention" in plain_name(source)
+    if not attention or not _never_drops(source) or not isinstance(place, int):
         return False
     names = result_names(source.target)
     return place < len(names) and names[place] in MEANS_NOTHING_UNDROPPED
-
-
-def is_higher_order(node: Node) -> bool:
-    """Whether a node calls an operation that is given graphs: a branch, a loop, a wrapped layer."""
-    return (
-        isinstance(getattr(node.target, "namespace", None), str) and node.target.namespace == "higher_order"
-    )

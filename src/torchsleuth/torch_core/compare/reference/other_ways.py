@@ -103,10 +103,6 @@ def _without_tf32(within: AbstractContextManager[Any], **flags: Any) -> Iterator
             torch.set_float32_matmul_precision(before)
 
 
-def _of_cudnn(name: str) -> bool:
-    return "conv" in name or name in ("lstm", "gru")
-
-
 def _cut_factors(products: bool = True, convolutions: bool = True) -> AbstractContextManager[Any]:
     """Products of factors whose last bits are dropped: tensor cores do, where a kernel does not round before.
 
@@ -121,7 +117,8 @@ def _cut_factors(products: bool = True, convolutions: bool = True) -> AbstractCo
 
     def product(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         name = short_name(op)
-        allowed = convolutions if _of_cudnn(name) else products
+        of_cudnn = "conv" in name or name in ("lstm", "gru")
+        allowed = convolutions if of_cudnn else products
         if name not in opkinds.PRODUCT or not allowed:
             return call()
         added = 1 if name.startswith(("add", "baddbmm")) else 0
@@ -223,12 +220,10 @@ def _a_step_away(inputs: Sequence[Any]) -> list[Any]:
 
 
 def _in_other_layouts(inputs: Sequence[Any]) -> list[Any]:
-    alone = set(alone_in_memory(inputs))  # what shares memory must go on doing so
-    return [_in_other_layout(v) if i in alone else v for i, v in enumerate(inputs)]
-
-
-def _in_other_layout(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dim() != 4:
-        return value
-    last = torch.contiguous_format if not value.is_contiguous() else torch.channels_last
-    return value.detach().contiguous(memory_format=last).requires_grad_(value.requires_grad)
+    changed = list(inputs)
+    for place in alone_in_memory(inputs):  # what shares memory must go on doing so
+        value = inputs[place]
+        if value.dim() == 4:
+            last = torch.contiguous_format if not value.is_contiguous() else torch.channels_last
+            changed[place] = value.detach().contiguous(memory_format=last).requires_grad_(value.requires_grad)
+    return changed

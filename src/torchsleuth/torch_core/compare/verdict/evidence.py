@@ -261,7 +261,8 @@ class _Twin:
         self.reference = reference
         self.wide = widen_graph(graph, places.device)
         written = positions_written(graph, reference.inputs)
-        late = [i for i, v in enumerate(reference.inputs) if _widens_late(v) and i not in written]
+        plain = (is_inexact(v) and not v.is_quantized and v.layout == torch.strided for v in reference.inputs)
+        late = [i for i, widens in enumerate(plain) if widens and i not in written]
         widen_late(self.wide, late, places.device)
         # Only what the graph writes needs to be copied for each run, and memory that such inputs share stays shared.
         early = [i for i in range(len(reference.inputs)) if i not in late]
@@ -370,10 +371,6 @@ def _agree(values: dict[str, Any], truth: dict[str, Any], spreads: dict[str, Spr
         if not torch.allclose(value, wanted, SAME_FLOAT64, least, equal_nan=True):
             return False
     return True
-
-
-def _widens_late(value: Any) -> bool:
-    return is_inexact(value) and not value.is_quantized and value.layout == torch.strided
 
 
 def _memory_watch(device: torch.device, more: int) -> Callable[[], None]:

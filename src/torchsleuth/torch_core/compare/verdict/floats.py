@@ -449,9 +449,6 @@ UNSEEN = 0.5
 """Per element that one noisy run flips, this many may differ that no run flipped: a dozen runs do not show all."""
 
 
-UNCHANGED = "is {c}, eager and float64 say {e} and {t}; no rounding within 8 times the noise changes it"
-
-
 def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     """The verdict on an integer or boolean leaf of matching shape and dtype.
 
@@ -467,7 +464,8 @@ def judge_discrete(leaf: Leaf, compiled: torch.Tensor) -> LeafVerdict:
     for seen in leaf.spread.flips.values():
         wrong &= ~seen.to(wrong.device)
     if int(wrong.sum()) > UNSEEN * leaf.spread.most_flips:
-        return _point(draft, wrong, result, leaf.eager, truth, "exact", UNCHANGED)
+        text = "is {c}, eager and float64 say {e} and {t}; no rounding within 8 times the noise changes it"
+        return _point(draft, wrong, result, leaf.eager, truth, "exact", text)
     flips = leaf.spread.flips.get(USUAL)
     unstable = 0.0 if flips is None else float(flips.double().mean())
     if unstable > UNDECIDED:

@@ -192,11 +192,9 @@ def _distance(a: Any, b: Any) -> float:
 def _beyond_last_bits(a: torch.Tensor, b: torch.Tensor) -> float:
     wide = torch.complex128 if a.is_complex() else torch.float64
     far = (a.to(wide) - b.to(wide)).abs()
-    last_bits = LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs()
-    beyond = torch.where(far <= last_bits, torch.zeros_like(far), far)
     agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    beyond = torch.where(agree, torch.zeros_like(far), torch.nan_to_num(beyond, nan=float("inf")))
-    return min(float(beyond.max()), 1e300)
+    agree |= far <= LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs()
+    return min(float(torch.nan_to_num(far, nan=math.inf).masked_fill_(agree, 0.0).max()), 1e300)
 
 
 # ---- gradients
@@ -209,16 +207,14 @@ def judge_gradients(
     *,
     rng_matched: bool = False,
     calibration: Calibration | None = None,
-    parameters_of_compiled: Mapping[int, torch.Tensor] | None = None,
     draws: Sequence[Draw] = (),
 ) -> Verdict:
     """Judge outputs and the gradients of inputs and parameters, for the same random output gradients.
 
-    `compiled` uses the graph's own parameters, as `torch.compile(graph)` does, or those given here by the `id` of the
-    graph's own. `draws` is the list that fills with what it draws, if somebody notes that.
+    `compiled` uses the graph's own parameters, as `torch.compile(graph)` does; `draws` fills with what it draws.
     Example: `judge_gradients(graph, [x.requires_grad_()], torch.compile(graph)).kind`.
     """
-    call = differentiated(graph, inputs, compiled, parameters_of_compiled=parameters_of_compiled, draws=draws)
+    call = differentiated(graph, inputs, compiled, draws=draws)
     call = replace(call, results=clone_inputs(call.results))  # which another run may overwrite
     return judge_differentiated(graph, call, rng_matched=rng_matched, calibration=calibration)
 
@@ -244,7 +240,10 @@ def differentiated(
     parameters_of_compiled: Mapping[int, torch.Tensor] | None = None,
     draws: Sequence[Draw] = (),
 ) -> Differentiated:
-    """Calls `compiled` on copies, and its backward: `differentiated(graph, [x], torch.compile(graph))`."""
+    """Calls `compiled` on copies, and its backward: `differentiated(graph, [x], torch.compile(graph))`.
+
+    Where it uses other parameters than the graph's own, they are given by the `id` of those.
+    """
     graph = inlined(graph)
     start = save_rng()
     with rng_kept():

@@ -34,6 +34,7 @@ from torchsleuth.torch_core.compare.reference.float64 import (
 )
 from torchsleuth.torch_core.compare.reference.opkinds import plain_name
 from torchsleuth.torch_core.compare.reference.trees import pieces
+from torchsleuth.torch_internals.operators import is_higher_order
 from torchsleuth.torch_internals.schemas import may_write, written_arguments
 
 COMPARE = frozenset(["gt", "lt", "ge", "le", "eq", "ne"])
@@ -309,7 +310,7 @@ def perturbation(node: Node, dtypes: Dtypes, terms: int) -> Perturbation:
 def _nested_steps(node: Node) -> int:
     """How many calls the graphs have that a node is given (a branch, a loop body); 0 for ordinary nodes."""
     owner = node.graph.owning_module
-    if owner is None or not opkinds.is_higher_order(node):
+    if owner is None or not is_higher_order(node.target):
         return 0
     bodies = [fetch(owner, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
     return sum(n.op.startswith("call_") for b in bodies if isinstance(b, GraphModule) for n in b.graph.nodes)

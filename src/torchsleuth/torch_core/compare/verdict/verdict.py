@@ -7,9 +7,10 @@ float64 truth in units of measured rounding noise (z), in ulps, as share of elem
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
+
+from torchsleuth.torch_core.tensors import plain
 
 DIVERGED = "DIVERGED"
 WITHIN_NOISE = "WITHIN_NOISE"
@@ -76,7 +77,7 @@ class Verdict:
 
         Example: `json.dumps(judge(graph, inputs, compiled).to_json())`.
         """
-        return _plain(dataclasses.asdict(self))
+        return plain(dataclasses.asdict(self))
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.sentence}"]
@@ -93,13 +94,3 @@ def gravest(kinds: list[str]) -> str:
 def inconclusive(why: str, **more: Any) -> Verdict:
     """A verdict that only says why there is none."""
     return Verdict(INCONCLUSIVE, why, **more)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
