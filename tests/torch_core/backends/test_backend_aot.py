@@ -6,7 +6,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchsleuth.torch_core.backends.aot import compiling_inside_traces
+from torchsleuth.torch_core.backends.debugging import compiling_inside_traces
 from torchsleuth.torch_internals.aot_autograd import compiling_inside_traces as can_nest
 
 PEERS = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchsleuth.torch_core.backends.eager import with_torch_function_modes
+from torchsleuth.torch_core.backends.debugging import with_torch_function_modes
 from torchsleuth.torch_core.backends.errors import EagerFails, UnknownOption
 
 

@@ -1,7 +1,7 @@
 """The debugging backends by name: what each does, in one line, and where it lives.
 
-This is what torch's backend entry points name. A backend's module is imported when it is asked for, so that the list
-costs nothing.
+This is what torch's backend entry points name. The backends are imported when one is asked for, so that the list costs
+nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class DebugBackend:
 
     name: str
     line: str
-    module: str
     options: tuple[Option, ...] = ()
 
 
@@ -37,64 +36,52 @@ _MODE = (Option("mode", "the dispatch mode (any context manager) to run forward 
 _OPS = (Option("ops", '"custom" (default): operators that are not torch\'s own; "all": every operator'),)
 
 CATALOG = (
-    DebugBackend("sleuth_eager", "Dynamo's graph, run as it is: is it the capture?", "eager"),
+    DebugBackend("sleuth_eager", "Dynamo's graph, run as it is: is it the capture?"),
     DebugBackend(
         "sleuth_eager_noexcept",
         "as eager; an exception says which line of the generated graph failed, and that eager fails too",
-        "eager",
     ),
-    DebugBackend(
-        "sleuth_pre_dispatch_eager", "logs the graph as aten calls above autograd, then runs it", "eager"
-    ),
+    DebugBackend("sleuth_pre_dispatch_eager", "logs the graph as aten calls above autograd, then runs it"),
     DebugBackend(
         "sleuth_eager_debug",
         "as eager; an operator that changes or aliases an input its schema does not declare is an error",
-        "eager",
     ),
-    DebugBackend("sleuth_ts", "Dynamo's graph, compiled by TorchScript", "aot"),
+    DebugBackend("sleuth_ts", "Dynamo's graph, compiled by TorchScript"),
     DebugBackend(
         "sleuth_invoke_subgraph",
         "AOTAutograd; an outer trace shows forward and backward as one subgraph each",
-        "aot",
     ),
-    DebugBackend("sleuth_aot_eager", "AOTAutograd with eager kernels: is it AOTAutograd?", "aot", _COMPILERS),
+    DebugBackend("sleuth_aot_eager", "AOTAutograd with eager kernels: is it AOTAutograd?", _COMPILERS),
     DebugBackend(
         "sleuth_aot_eager_default_partitioner",
         "as aot_eager, with the partitioner that recomputes nothing",
-        "aot",
     ),
     DebugBackend(
         "sleuth_aot_eager_decomp_partition",
         "AOTAutograd with Inductor's decompositions and partitioner, eager kernels: is it one of those?",
-        "aot",
     ),
     DebugBackend(
         "sleuth_aot_eager_decomp_partition_with_mode",
         "as aot_eager_decomp_partition, forward and backward under a dispatch mode of yours",
-        "aot",
         _MODE,
     ),
     DebugBackend(
         "sleuth_aot_eager_decomp_partition_crossref",
         "as aot_eager_decomp_partition; custom operators' fake kernels and schemas are checked against the real calls",
-        "aot",
         _OPS,
     ),
-    DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript", "aot"),
-    DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu", "eager"),
-    DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs", "eager"),
-    DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1", "eager"),
+    DebugBackend("sleuth_aot_ts", "AOTAutograd's graphs, compiled by TorchScript"),
+    DebugBackend("sleuth_relu_compile_error", "for testing debuggers: fails to compile a relu"),
+    DebugBackend("sleuth_relu_runtime_error", "for testing debuggers: a relu fails when it runs"),
+    DebugBackend("sleuth_relu_accuracy_error", "for testing debuggers: relu(x) gives x + 1"),
     DebugBackend(
         "sleuth_non_leaf_compile_error",
         "for testing debuggers: fails to compile a graph with an input that has a gradient history",
-        "eager",
     ),
 )
 
-_MODULES = {each.name: each.module for each in CATALOG}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if all(name != each.name for each in CATALOG):
         raise AttributeError(f"module 'torchsleuth.torch_core.backends.catalog' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"torchsleuth.torch_core.backends.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module("torchsleuth.torch_core.backends.debugging"), name)

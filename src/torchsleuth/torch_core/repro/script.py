@@ -32,7 +32,6 @@ RUNTIME_MODULES = (
     "inputs.py",
     "symbolic_inputs.py",
     "compiling.py",
-    "wrongness.py",
     "runner.py",
 )
 RUNTIME = "torchsleuth_runtime.py"

@@ -2,7 +2,7 @@
 
 A cut-out sum of numbers that cancel is relatively far from eager in any order of addition. The noise runs of a verdict
 measure that for the graph itself, on its own inputs; a result counts as wrong well beyond it only. Trials, whole
-scripts and small ones all compare by these numbers (`script_runtime.wrongness` does the comparing).
+scripts and small ones all compare by these numbers (`script_runtime.runner` does the comparing).
 """
 
 from __future__ import annotations
