@@ -166,7 +166,7 @@ def test_a_function_disabled_by_itself_is_not_compiled_under_watch():
     alone, captured[:] = list(captured), []
     assert not any("tan" in ops for ops in alone)
     torch.compiler.reset()
-    undo = hooks.hook_frame_captures(lambda frame: frame.capture())
+    undo = hooks.hook_frame_captures(lambda frame: frame.as_without_us())
     try:
         explained = torchsleuth.ExplainWithBackend(backend)
         result = torch.compile(only_itself_disabled, backend=explained)(torch.ones(3))

@@ -7,12 +7,13 @@ host, the server of the trials.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torchsleuth.child.child import named_function
 from torchsleuth.child.server import Server
@@ -44,13 +45,8 @@ def main(arguments: list[str]) -> None:
     gc.collect()
     gc.freeze()
     # What only kernels need is prepared while the first forks work.
-    server = Server(control, after_fork=_once(prepare_kernels))
+    server = Server(control, after_fork=functools.cache(prepare_kernels))
     _become(*server.loop())
-
-
-def _once(function: Callable[[], None]) -> Callable[[], None]:
-    left = [function]
-    return lambda: left.pop()() if left else None
 
 
 def _become(order: Become, descriptors: Sequence[int]) -> None:

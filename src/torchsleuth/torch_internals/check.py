@@ -309,7 +309,7 @@ def print_torch() -> None:
     for hook, through in (
         (hooks.hook_backend_calls, lambda call: call.compile(call.graph, call.inputs)),
         (hooks.hook_inner_compiles, lambda call: call.compile(call.graph, call.inputs)),
-        (hooks.hook_frame_captures, lambda frame: frame.capture()),
+        (hooks.hook_frame_captures, lambda frame: frame.as_without_us()),
     ):
         try:
             hook(through)()

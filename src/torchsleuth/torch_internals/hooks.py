@@ -78,10 +78,7 @@ class FrameCapture:
     function: str
     file: str
     line: int
-    capture: Callable[[], Any] = field(repr=False)
-
-    def as_without_us(self) -> Any:
-        return self.capture()
+    as_without_us: Callable[[], Any] = field(repr=False)
 
 
 def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> Callable[[], None]:
@@ -300,11 +297,8 @@ class CudaGraphRun:
     """
 
     manager: Any
-    run: Callable[[], Any]
+    as_without_us: Callable[[], Any]
     ends: bool = False
-
-    def as_without_us(self) -> Any:
-        return self.run()
 
     def made_by(self, note: Any) -> None:
         step = getattr(self.manager, "current_node", None)

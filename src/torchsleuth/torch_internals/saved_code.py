@@ -37,11 +37,8 @@ class SavedCode:
     kind: str
     names: tuple[str, ...]
     backward: bool
-    load: Callable[[], Any]
+    as_without_us: Callable[[], Any]
     around: Callable[[Any, Callable[[Run], Run]], Any]
-
-    def as_without_us(self) -> Any:
-        return self.load()
 
 
 def names_of(compiled: Any) -> tuple[str, ...]:

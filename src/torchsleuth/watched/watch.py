@@ -193,7 +193,7 @@ class Watch:
         """Dynamo looks at one frame: its function's name is remembered for the graphs that come of it."""
         flight = self.flight
         if flight is None or self.suspended:
-            return frame.capture()
+            return frame.as_without_us()
         before, self._function = self._function, frame.function
         flight.counters[CAPTURE] += 1
         state = state_now()
@@ -201,7 +201,7 @@ class Watch:
         self._capture = capture
         try:
             with self.budget.first_call(), capture.kept():
-                captured = frame.capture()
+                captured = frame.as_without_us()
             with self.our_own_work():
                 given_up = capture.given_up()
                 if given_up is not None and (given_up.left or not is_installed(given_up.file)):
@@ -370,7 +370,7 @@ class Watch:
         flight = self.flight
         if flight is None or self.suspended or not self.everything:
             return code.as_without_us()
-        loaded = code.load()
+        loaded = code.as_without_us()
         with self.our_own_work():
             graph = next((self.saved[name] for name in code.names if name in self.saved), None)
             if graph is None:  # it was compiled elsewhere; what fails in there is a case all the same

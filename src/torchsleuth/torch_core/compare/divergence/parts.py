@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import copy
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -332,15 +333,13 @@ def aten_ways(
     """
     own = {key: value for key, value in kwargs.items() if key in _OF_PARTS}
 
-    def making(described: Mapping[str, Any] | None) -> Make:
-        def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
-            given = described or describe_inputs(list(values)).to_json()
-            fakes, mode = symbolic_inputs(dict(given), list(values))
-            return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
+    def make(graph: GraphModule, values: Sequence[Any], described: Mapping[str, Any] | None = None) -> Any:
+        given = described or describe_inputs(list(values)).to_json()
+        fakes, mode = symbolic_inputs(dict(given), list(values))
+        return aten_compiler(copy.deepcopy(graph), fakes, mode, {}, own, compiler)
 
-        return make
-
-    return replace(_ways(making(None), ambience), whole=_ways(making(description), ambience).compiled)
+    whole = functools.partial(make, described=description)
+    return replace(_ways(make, ambience), whole=_ways(whole, ambience).compiled)
 
 
 def captured_ways(
@@ -348,10 +347,10 @@ def captured_ways(
 ) -> Compilers:
     """For captured graphs, which go to `backend`: `captured_ways("inductor", {}).lowered(part, [x])`."""
 
-    def make(graph: GraphModule, values: Sequence[Any]) -> Callable[[], Callable[[list[Any]], Any]]:
-        return captured_compiler(copy.deepcopy(graph), list(values), backend, dict(options))
-
-    return _ways(make, ambience)
+    return _ways(
+        lambda graph, values: captured_compiler(copy.deepcopy(graph), list(values), backend, dict(options)),
+        ambience,
+    )
 
 
 def _ways(make: Make, ambience: Ambience) -> Compilers:

@@ -9,7 +9,6 @@ on this machine raises them; its file lies in the user's cache folder and is rea
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -134,16 +133,7 @@ def load_calibration(path: Path | None = None) -> Calibration | None:
     """The stored calibration if there is a readable one for this version of torch, otherwise None."""
     file = path or calibration_path()
     try:
-        stamp = file.stat().st_mtime_ns
-    except OSError:
-        return None
-    return _read(str(file), stamp)
-
-
-@functools.lru_cache(maxsize=4)
-def _read(file: str, stamp: int) -> Calibration | None:
-    try:
-        found = calibration_from(json.loads(Path(file).read_text()))
+        found = calibration_from(json.loads(file.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return found if found.torch_version == torch.__version__ else None
