@@ -14,7 +14,7 @@ NAME = re.compile(r"torchsleuth(?:\.\w+)+(?::\w+)?")
 # What a front module names and starts as another process; it imports none of them.
 STARTED = {
     "core/processes/prepared.py": {"torchsleuth.child.interpreter"},
-    "front/supervise/host.py": {"torchsleuth.search.host.main"},
+    "front/supervise/host.py": {"torchsleuth.search.host.main:main"},
     "front/supervise/replay.py": {"torchsleuth.child.program"},
     "front/cli/doctor.py": {
         "torchsleuth.torch_internals.check",

@@ -173,17 +173,30 @@ def default_setting(module_name: str, key: str) -> tuple[Any] | None:
     return None if entry is None else (entry.default,)
 
 
+# What answers from a cache of whole graphs.
+_CACHES = {
+    "torch._inductor.config": ("fx_graph_cache", "fx_graph_remote_cache"),
+    "torch._functorch.config": ("enable_autograd_cache", "enable_remote_autograd_cache"),
+}
+
+
+@contextlib.contextmanager
+def without_caches() -> Iterator[None]:
+    """Inside, every compile goes all its way: `with without_caches(): torch.compile(torch.relu)(x)`."""
+    with contextlib.ExitStack() as stack:
+        for name, keys in _CACHES.items():
+            config = importlib.import_module(name)
+            stack.enter_context(config.patch({key: False for key in keys if hasattr(config, key)}))
+        yield
+
+
 def see_every_compile() -> None:
-    """Turns off what answers from a cache of whole graphs, and compiles in this process only."""
-    for module_name, key, value in (
-        ("torch._inductor.config", "fx_graph_cache", False),
-        ("torch._inductor.config", "fx_graph_remote_cache", False),
-        ("torch._functorch.config", "enable_autograd_cache", False),
-        ("torch._inductor.config", "compile_threads", 1),
-    ):
-        module = importlib.import_module(module_name)
-        if hasattr(module, key):
-            setattr(module, key, value)
+    """From now on every compile goes all its way, and in this process only."""
+    for name, keys in _CACHES.items():
+        config = importlib.import_module(name)
+        for key in filter(config._config.__contains__, keys):
+            setattr(config, key, False)
+    setattr(importlib.import_module("torch._inductor.config"), "compile_threads", 1)  # noqa: B010
 
 
 def saved_settings() -> dict[str, Any]:

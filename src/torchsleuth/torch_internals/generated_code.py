@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.torch_internals.inductor_ir.lowering import without_caches
+from torchsleuth.torch_internals.configuration import without_caches
 from torchsleuth.torch_internals.kernel_builds import built_together
 from torchsleuth.torch_internals.places import replaced
 

@@ -24,6 +24,7 @@ from typing import Any
 import sympy
 import torch
 
+from torchsleuth.torch_internals.configuration import without_caches
 from torchsleuth.torch_internals.hooks import torch_release
 from torchsleuth.torch_internals.inductor_ir.arithmetic import NotInterpretable, number, value_of
 from torchsleuth.torch_internals.inductor_ir.kernels import require_layout, run_kernel
@@ -71,13 +72,6 @@ def why_not_interpretable() -> str | None:
     return None
 
 
-# A cached compile would skip the lowering, and ours must not be found by the next one.
-_CACHES = {
-    "torch._inductor.config": ("fx_graph_cache", "fx_graph_remote_cache"),
-    "torch._functorch.config": ("enable_autograd_cache", "enable_remote_autograd_cache"),
-}
-
-
 @contextlib.contextmanager
 def interpreted_lowering() -> Iterator[None]:
     """Inside, what Inductor compiles runs by evaluating its lowered graph; forward and backward alike.
@@ -91,17 +85,8 @@ def interpreted_lowering() -> Iterator[None]:
     if why is not None:
         raise NotInterpretable(why)
     place = ("torch._inductor.graph", "GraphLowering", "compile_to_module")
+    # A cached compile would skip the lowering, and ours must not be found by the next one.
     with without_caches(), replaced(*place, lambda _: _interpreted_module):
-        yield
-
-
-@contextlib.contextmanager
-def without_caches() -> Iterator[None]:
-    """Inside, every compile goes all its way: `with without_caches(): torch.compile(torch.relu)(x)`."""
-    with contextlib.ExitStack() as stack:
-        for module, keys in _CACHES.items():
-            config = importlib.import_module(module)
-            stack.enter_context(config.patch({key: False for key in keys if hasattr(config, key)}))
         yield
 
 

@@ -32,7 +32,8 @@ from torchsleuth.torch_core.compare.reference.memory import memory_left
 from torchsleuth.torch_core.compare.verdict.judge import JUDGING_BYTES, judge
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, Verdict
 from torchsleuth.torch_core.tensors import describe_inputs
-from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering, without_caches
+from torchsleuth.torch_internals.configuration import without_caches
+from torchsleuth.torch_internals.inductor_ir.lowering import interpreted_lowering
 from torchsleuth.torch_internals.kernel_builds import with_believed_instructions, without_idle_work
 from torchsleuth.torch_internals.schemas import may_write
 
