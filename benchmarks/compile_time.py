@@ -124,9 +124,9 @@ def page(frames: int) -> None:
         if ran.returncode or bare.returncode:
             raise SystemExit(ran.stderr[-2000:] or bare.stderr[-2000:])
         told = json.loads(ran.stdout)
-        html = Path(told["path"]) / "trace.html"
+        html = Path(told["path"]) / "index.html"
         print(f"{len(told['frames'])} frames: bare {between - started:.1f} s, traced {traced:.1f} s")
-        print(f"trace.html: {html.stat().st_size / 1e6:.2f} MB")
+        print(f"index.html: {html.stat().st_size / 1e6:.2f} MB")
         browser = shutil.which("chromium") or shutil.which("google-chrome")
         if browser is None:
             print("no Chromium here: the page was not opened")

@@ -49,8 +49,7 @@ def start(cases: str | os.PathLike[str] | None = None) -> None:
     Used as `torchsleuth.start()` in the first lines of a program, before anything is compiled. Under `torchsleuth run`
     it does nothing.
     """
-    from torchsleuth.core.watching import OBSERVE_VARIABLE, WATCH_VARIABLE, Settings
-    from torchsleuth.front.observe.run_report import KINDS
+    from torchsleuth.core.watching import COLLECTORS, OBSERVE_VARIABLE, WATCH_VARIABLE, Settings
     from torchsleuth.watched import install
 
     if os.environ.get(WATCH_VARIABLE):
@@ -60,7 +59,7 @@ def start(cases: str | os.PathLike[str] | None = None) -> None:
     spool = folder / ".spool" / f"watch-{os.getpid()}"
     spool.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(spool=str(spool))
-    os.environ.update({**settings.to_environment(), OBSERVE_VARIABLE: ",".join(KINDS)})
+    os.environ.update({**settings.to_environment(), OBSERVE_VARIABLE: ",".join(COLLECTORS)})
     atexit.register(_finish, os.getpid(), folder, spool, time.monotonic())
     install.watch_this_process(settings, finish=functools.partial(_make_cases, folder))
 
@@ -77,7 +76,7 @@ def _finish(pid: int, folder: Path, spool: Path, started: float) -> None:
         return
     from torchsleuth.core.cases.folder import run_folder
     from torchsleuth.front.observe.events import read_events, was_cut
-    from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
+    from torchsleuth.front.report.pages import COLLECTED, headlines, write_run
 
     try:
         events = read_events(spool)
@@ -90,9 +89,10 @@ def _finish(pid: int, folder: Path, spool: Path, started: float) -> None:
                 "seconds": round(time.monotonic() - started, 3),
                 "truncated": was_cut(events),
             }
-            for line in write_run(target, facts, events, tuple(KINDS)):
+            found = {name: kind.of(events) for name, kind in COLLECTED.items()}
+            page = write_run(target, sys.argv[0], facts, found)
+            for line in (*headlines(found), f"page: {page}"):
                 sys.stderr.write(f"torchsleuth: {line}\n")
-            sys.stderr.write(f"torchsleuth: see {target / INDEX}\n")
         else:
             sys.stderr.write("torchsleuth: nothing was compiled\n")
         shutil.rmtree(spool, ignore_errors=True)

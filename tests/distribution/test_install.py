@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_package_alone_and_the_sdist_what_tests_it(built):
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"torchsleuth", "torchsleuth.pth"}
     for template in (
         "torch_core/repro/templates/small.py.jinja",
-        "front/sweep/templates/sweep.html.jinja",
+        "front/report/templates/sweep.html.jinja",
         "py.typed",
     ):
         assert f"torchsleuth/{template}" in names

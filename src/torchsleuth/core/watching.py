@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 WATCH_VARIABLE = "TORCHSLEUTH_WATCH"
 # Names the collectors of `watched/observe/` that are switched on, comma separated.
 OBSERVE_VARIABLE = "TORCHSLEUTH_OBSERVE"
+# Those of `run --explain`.
+COLLECTORS = ("breaks", "recompiles", "times", "trace")
 # Set where the trace is to have each bytecode instruction.
 INSTRUCTIONS_VARIABLE = "TORCHSLEUTH_TRACE_INSTRUCTIONS"
 # The kinds of artefacts that the debug folder is to hold, comma separated.

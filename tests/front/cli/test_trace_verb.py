@@ -118,7 +118,7 @@ def test_torchs_own_trace_and_the_log_are_kept_beside_it(whole):
 
 def test_the_page_stands_alone_and_holds_every_frame(whole):
     folder, _, told = whole
-    page = (folder / "cases" / "runs" / told["run"] / "trace.html").read_text()
+    page = (folder / "cases" / "runs" / told["run"] / "index.html").read_text()
     assert "Model.forward" in page and "src=" not in page and "href=" not in page
 
 

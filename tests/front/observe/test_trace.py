@@ -8,10 +8,11 @@ import pytest
 
 from torchsleuth.front.cli.trace import Artefact, index_markdown, placed
 from torchsleuth.front.observe.events import Event
-from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of, trace_page
+from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of
 from torchsleuth.front.report.drawing import MOST_IN_A_FILE, draw
 from torchsleuth.front.report.graph_reading import NotAGraph, read_graph
 from torchsleuth.front.report.html import graph_svg
+from torchsleuth.front.report.pages import run_page
 
 
 def event(at, kind, pid=7, **fields):
@@ -130,7 +131,7 @@ def test_events_that_make_no_sense_make_no_error(broken):
     )
     frames = frames_of([event(1, kind, **broken) for kind in kinds])
     list(trace_lines(Trace(frames)))
-    trace_page("x", Trace(frames))
+    run_page("x", {}, {"trace": Trace(frames)})
 
 
 def data_of(page):
@@ -140,7 +141,7 @@ def data_of(page):
 def test_the_page_holds_everything_as_text_that_no_browser_takes_for_markup():
     evil = "</script><script>alert(1)</script><!-- @SCRIPT@ @DATA@"
     (frame,) = frames_of([enter(1, 1, function=evil), leave(2, 1)])
-    page = trace_page(evil, Trace((frame,)))
+    page = run_page(evil, {}, {"trace": Trace((frame,))})
     assert page.count("<script") == 2 and "alert(1)</script>" not in page
     assert data_of(page)[0]["function"] == evil
     assert "innerHTML" not in page and "http://" not in page and "https://" not in page

@@ -15,7 +15,7 @@ from test_report_verb import HOSTILE, every_text
 from torchsleuth.core.cases.folder import CaseFolder, put_files
 from torchsleuth.core.cases.model import case_from_json
 from torchsleuth.front.report.evidence import gather
-from torchsleuth.front.report.html import page
+from torchsleuth.front.report.html import page, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -50,8 +50,7 @@ def opened(browser, tmp_path):
     contexts = []
 
     def open_page(folder, **how):
-        path = tmp_path / f"{folder.case.id}.html"
-        path.write_text(page(gather(folder)), encoding="utf-8")
+        path, _ = write_report(folder)  # as it lies on the disk, from which secrets were taken
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **how})
         contexts.append(context)
         found = context.new_page()

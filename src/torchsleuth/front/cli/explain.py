@@ -6,9 +6,9 @@ the compile time goes.
 
 from __future__ import annotations
 
-import os
+import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import click
 
@@ -22,10 +22,11 @@ from torchsleuth.front.cli.observed import (
 )
 from torchsleuth.front.cli.options import Function, ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
-from torchsleuth.front.observe.breaks import break_lines, breaks_of
-from torchsleuth.front.observe.profile import profile_of
-from torchsleuth.front.observe.profile_text import profile_files, profile_lines
-from torchsleuth.front.observe.recompiles import recompile_lines, recompiles_of
+from torchsleuth.front.observe.breaks import Breaks, break_lines, breaks_of
+from torchsleuth.front.observe.profile import Profile, profile_of
+from torchsleuth.front.observe.profile_text import profile_lines
+from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
+from torchsleuth.front.report.pages import shorter, write_run
 from torchsleuth.front.supervise.cures import TryOut, with_tried_cures, with_tried_lines, with_tried_region
 
 
@@ -76,7 +77,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool, no_try: bool, budge
         ):
             found = with_tried_lines(found, again)
         lines = break_lines(found, shorter) if seen else ()
-        _tell(program, run, "breaks.json", found.to_json(), lines, no_graph=not seen)
+        _tell(program, run, "breaks", found, lines, no_graph=not seen)
     return run.status
 
 
@@ -84,28 +85,22 @@ def _tell(
     program: ProgramToObserve,
     run: ObservedRun,
     name: str,
-    found: Mapping[str, object],
+    found: Breaks | Recompiles | Profile,
     lines: Iterable[str],
     *,
     no_graph: bool,
 ) -> None:
     """Keeps what was found in the run's folder, and shows it as the person asked for it."""
-    document = {**run.facts(), **found}
-    run.keep(name, document)
+    page = write_run(run.folder, shlex.join(program.line[1:]), run.facts(), {name: found})
     if no_graph:
         say_no_graph(program, run)
     if program.as_json:
-        print_json(document)
+        print_json({**run.facts(), **found.to_json()})
     else:
         for line in lines:
             show(line)
-    say(f"details: {shorter(str(run.folder / name))}")
-
-
-def shorter(path: str) -> str:
-    """A path as a person would type it in this folder: `shorter("/home/me/model.py")`."""
-    near = os.path.relpath(path)
-    return near if len(near) < len(path) and not near.startswith("../..") else path
+    if not no_graph:
+        say(f"page: {shorter(str(page))}")
 
 
 @click.command("recompiles", cls=ProgramCommand)
@@ -127,7 +122,7 @@ def recompiles_verb(program: ProgramToObserve, no_try: bool, budget: float) -> i
             found = with_tried_cures(found, again)
         lines = recompile_lines(found, shorter) if found.compiles else ()
         no_graph = not found.compiles and not found.functions
-        _tell(program, run, "recompiles.json", found.to_json(), lines, no_graph=no_graph)
+        _tell(program, run, "recompiles", found, lines, no_graph=no_graph)
     return run.status
 
 
@@ -149,15 +144,6 @@ def profile_verb(program: ProgramToObserve, no_try: bool, budget: float) -> int:
         profile = profile_of(run.events, only_known=program.only is not None)
         if profile.loop is not None and (again := _try_out(program, run, NOTHING, no_try, budget)):
             profile = with_tried_region(profile, again)
-        document = {**run.facts(), **profile.to_json()}
-        files = {"times.json": document, **profile_files(profile)}
-        for name, result in files.items():
-            run.keep(name, result)
-        if not profile.steps:
-            say_no_graph(program, run)
-        if program.as_json:
-            print_json({**document, "files": list(files)})
-        elif profile.steps:
-            show("\n".join(profile_lines(profile)), lines=True)
-            say(f"kept in {run.folder}: {', '.join(files)}")
+        lines = profile_lines(profile) if profile.steps else ()
+        _tell(program, run, "times", profile, lines, no_graph=not profile.steps)
     return run.status

@@ -27,13 +27,15 @@ from torchsleuth.front.supervise.leftovers import leftover_spools
 
 
 @click.command("list")
+@click.option("--page", "as_page", is_flag=True, help="Write them as a page, index.html, beside the cases.")
 @cases_option
 @json_option
-def list_verb(cases_dir: Path, as_json: bool) -> int:
+def list_verb(cases_dir: Path, as_page: bool, as_json: bool) -> int:
     """The cases here, newest first.
 
     \b
     torchsleuth list
+    torchsleuth list --page
     torchsleuth list --cases /shared/cases --json
     """
     found = list_cases(cases_dir)
@@ -43,6 +45,10 @@ def list_verb(cases_dir: Path, as_json: bool) -> int:
             f"{left} {'program that died has' if left == 1 else 'programs that died have'} left a record here; "
             f"the next `torchsleuth run` with these cases makes a case of it"
         )
+    if as_page:
+        from torchsleuth.front.report.pages import write_cases_page
+
+        say(f"page: {write_cases_page(cases_dir, found)}")
     if as_json:
         print_json([to_json(summary) for summary in found])
         return 0

@@ -46,7 +46,6 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import our_fault, say
 from torchsleuth.front.observe.events import Event, failed_compiles, read_events, was_cut
-from torchsleuth.front.observe.run_report import INDEX, KINDS, write_run
 from torchsleuth.front.supervise.leftovers import temporary_spool
 from torchsleuth.front.supervise.program import Supervised, supervise
 
@@ -239,6 +238,8 @@ def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
         say(f"no function called {program.only} was compiled; without --only all that are compiled are told")
     elif failed_compiles(run.events):
         say("no other graph was compiled")
+    elif run.program_status:
+        say("nothing had been compiled by then")
     elif stopped := capture_stopped(run.events):
         names = ", ".join(f"`{name}`" for name in stopped[:3])
         say(
@@ -313,14 +314,20 @@ def say_remarks(remarks: list[Remark]) -> None:
         say(sentence)
 
 
-def explained(spool: Path, cases_dir: Path, result: Supervised, seconds: float) -> str | None:
+def explained(
+    program: Sequence[str], spool: Path, cases_dir: Path, result: Supervised, seconds: float
+) -> str | None:
     """Writes what the collectors saw into the run's folder; its id, or None where that cannot be written."""
+    from torchsleuth.front.report.pages import COLLECTED, headlines, write_run
+
     try:
         run = run_of(spool, cases_dir, result, seconds)
-        for line in write_run(run.folder, run.facts(), run.events, tuple(KINDS)):
+        found = {name: kind.of(run.events) for name, kind in COLLECTED.items()}
+        page = write_run(run.folder, shlex.join(program), run.facts(), found)
+        for line in headlines(found):
             say(line.replace(os.getcwd() + os.sep, ""))
         run.keep_logs()
-        say(f"see {run.folder / INDEX}")
+        say(f"page: {page}")
     except SleuthError as why:
         say(f"what was collected cannot be written: {why}")
         return None

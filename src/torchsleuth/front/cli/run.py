@@ -17,7 +17,7 @@ from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import Remark
-from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings
+from torchsleuth.core.watching import COLLECTORS, OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.observed import (
     explained,
     same_random_option,
@@ -41,7 +41,6 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import AskedToEnd, our_fault, print_json, say
 from torchsleuth.front.observe.events import counted
-from torchsleuth.front.observe.run_report import KINDS
 from torchsleuth.front.supervise.leftovers import adopt_leftovers, new_spool, spool_path, sweep_scratch
 from torchsleuth.front.supervise.program import Supervised, supervise
 from torchsleuth.front.supervise.program_runs import (
@@ -178,7 +177,7 @@ def run_verb(
         check_every=check_every or 0,
         check_budget=check_budget,
     )
-    collectors = (*(KINDS if explain else ()), *(("logs",) if log_levels else ()))
+    collectors = (*(COLLECTORS if explain else ()), *(("logs",) if log_levels else ()))
     environment = {**os.environ, OBSERVE_VARIABLE: ",".join(collectors)}
     environment |= log_environment(log_levels, os.environ)
     if same_random:
@@ -187,7 +186,7 @@ def run_verb(
     stdout = STDERR if as_json else None
     result = supervise(line, settings, environment, note=say, timeout=timeout, stdout=stdout)
     seconds = time.monotonic() - started
-    run = explained(spool, cases_dir, result, seconds) if explain else None
+    run = explained(line[1:], spool, cases_dir, result, seconds) if explain else None
     cases: list[Caught] = []
     remarks: list[Remark] = []
     # The program has ended, and whatever fails from here on, its status is what we end with.

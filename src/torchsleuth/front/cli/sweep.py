@@ -25,6 +25,7 @@ from torchsleuth.front.cli.options import (
 )
 from torchsleuth.front.cli.output import AskedToEnd, print_json, say, show
 from torchsleuth.front.report.html import write_report
+from torchsleuth.front.report.pages import sweep_page
 from torchsleuth.front.sweep.cells import PASSES, SweepLog
 from torchsleuth.front.sweep.grid import AS_IS, DTYPES, NothingToSweep, programs_in, settings_of
 from torchsleuth.front.sweep.running import (
@@ -32,7 +33,6 @@ from torchsleuth.front.sweep.running import (
     Sweep,
     SweepResult,
     known_buckets,
-    page_of,
     repro_of,
     result_of,
 )
@@ -174,7 +174,7 @@ def _written(out: Path, result: SweepResult, cases_dir: Path) -> Path:
     page = out / "sweep.html"
     try:
         write_whole(out / "sweep.json", json.dumps(result.to_json(), indent=1))
-        write_whole(page, page_of(result, {key: text for key, text in found if text}))
+        write_whole(page, sweep_page(result, {key: text for key, text in found if text}))
     except OSError as failure:
         raise error_of_oserror(out, failure) from failure
     return page

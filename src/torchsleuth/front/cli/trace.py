@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +34,10 @@ from torchsleuth.front.cli.observed import (
 from torchsleuth.front.cli.options import ProgramCommand, log_environment, log_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.observe.events import ReusedIds
-from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of, trace_page
+from torchsleuth.front.observe.trace import Trace, trace_lines, trace_of
 from torchsleuth.front.report.drawing import MOST_IN_A_FILE, TooLarge, draw
 from torchsleuth.front.report.graph_reading import NotAGraph, read_graph
+from torchsleuth.front.report.pages import write_run
 from torchsleuth.torch_core.repro.script import script_text
 
 # What the debug folder can hold; the last two only on request.
@@ -79,7 +81,7 @@ def trace_verb(
     """What the capture did, frame by frame, and every graph at every stage.
 
     Per frame: functions gone through, graph breaks, graphs handed on and why, guards, side effects. The run's folder
-    gets trace.json, trace.html (searchable) and debug/ with numbered files and an index.
+    gets index.html (a page to search), trace.json and debug/ with numbered files and an index.
 
     \b
     torchsleuth trace train.py --epochs 1
@@ -104,16 +106,16 @@ def trace_verb(
         for frame in trace.frames:
             frame.artefacts = tuple(files.get((frame.pid, frame.graph, frame.again), ()))
         document = {**run.facts(), **trace.to_json()}
-        run.keep("trace.json", document)
-        run.keep("trace.html", trace_page(f"trace of {' '.join(program.line[1:])}", trace))
+        stages = (f"{DEBUG}/index.md",) if kinds else ()
+        page = write_run(run.folder, shlex.join(program.line[1:]), run.facts(), {"trace": trace}, stages)
         if not trace.frames:
             say_no_graph(program, run)
         if program.as_json:
             print_json({**document, "debug": index})
         elif trace.frames:
             show("\n".join(trace_lines(trace)), lines=True)
-            stages = f"; graphs at every stage: {run.folder / DEBUG / 'index.md'}" if kinds else ""
-            say(f"open {run.folder / 'trace.html'}{stages}")
+            at_stages = f"; graphs at every stage: {run.folder / stages[0]}" if stages else ""
+            say(f"page: {page}{at_stages}")
     return run.status
 
 

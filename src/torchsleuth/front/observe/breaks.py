@@ -144,6 +144,16 @@ class GraphBreak:
         return f"no operations {side} it, so no graph is cut in two; one less {way}"
 
     @property
+    def came(self) -> str:
+        """What came of the lines to paste."""
+        told = {
+            None: "not tried",
+            True: "tried: this break is gone",
+            False: "tried: it breaks here all the same",
+        }
+        return told[self.cured]
+
+    @property
     def cost(self) -> tuple[bool, int]:
         """To rank by: functions that lose the compiler first, then operations behind the break, each time it is run."""
         return bool(self.skipped), self.runs * (1 + self.ops_after)
@@ -384,11 +394,10 @@ def _one(number: int, each: GraphBreak, shorten: Callable[[str], str]) -> Iterat
         yield f"           and {each.reason.because}"
     if each.reason.fix:
         yield f"   idea    {each.reason.fix}"
-    came = {None: "not tried", True: "tried: this break is gone", False: "tried: it breaks here all the same"}
     for position, line in enumerate(each.reason.paste):
         yield f"   {'' if position else 'paste':7} {line}"
     if each.reason.paste:
-        yield f"           ({came[each.cured]})"
+        yield f"           ({each.came})"
     yield f"   gain    {each.gain}"
     others = [name for name in each.functions if name.rpartition(".")[2] != each.place.function]
     if others:

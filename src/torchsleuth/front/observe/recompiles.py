@@ -327,15 +327,16 @@ def _recompilation_lines(each: Recompilation) -> Iterator[str]:
     where = f", the rest after line {each.after_line}" if each.after_line is not None else ""
     came = "not compiled" if each.refused else f"{each.seconds:.2f} s"
     nearest = each.nearest
-    yield f"   {each.version}{where}: {came}: {_objections(nearest) if nearest else 'no guard known'}"
+    yield f"   {each.version}{where}: {came}: {objections(nearest) if nearest else 'no guard known'}"
     for other in [refusal for refusal in each.refusals if refusal is not nearest and refusal.guards][
         :MOST_OTHERS
     ]:
-        yield f"      nor {other.version}: {_objections(other)}"
+        yield f"      nor {other.version}: {objections(other)}"
 
 
-def _objections(refusal: Refusal) -> str:
-    return "; ".join(f"{g.about} is {g.actual}, not {g.expected}" for g in refusal.guards)
+def objections(refusal: Refusal) -> str:
+    """Why a version was not used: `"dimension 0 of x is 3, not 2"`."""
+    return "; ".join(dict.fromkeys(f"{g.about} is {g.actual}, not {g.expected}" for g in refusal.guards))
 
 
 AT_A_BREAK = "a value from before the graph break"

@@ -1,16 +1,11 @@
 """The capture of a program: per frame its attempts, per attempt functions, graphs and effects, as a tree.
 
-It is shown in a terminal (`trace_lines`: the last attempt of each frame, all else as sums) and as one HTML file that
-stands alone (`trace_page`: searchable, nothing fetched, everything of the program's as text).
+A terminal shows the last attempt of each frame, and all else as sums (`trace_lines`); the page of the
+run shows everything.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +180,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
         yield from frame_lines(frame)
     if len(frames) > MOST_FRAMES:
         yield ""
-        yield f"... and {len(frames) - MOST_FRAMES} more frames: see trace.html and trace.json"
+        yield f"... and {len(frames) - MOST_FRAMES} more frames: see index.html and trace.json"
 
 
 def frame_lines(frame: TracedFrame) -> list[str]:
@@ -202,7 +197,7 @@ def frame_lines(frame: TracedFrame) -> list[str]:
         tree = list(_tree(frame.attempts[-1], 1))
         lines += tree[:MOST_LINES]
         if len(tree) > MOST_LINES:
-            lines.append(f"  ... and {len(tree) - MOST_LINES} more lines: see trace.html and trace.json")
+            lines.append(f"  ... and {len(tree) - MOST_LINES} more lines: see index.html and trace.json")
     if frame.guard_count:
         kinds = Counter(str(guard.get("kind")) for guard in frame.guards)
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(6))
@@ -243,28 +238,3 @@ def _effect(effect: Facts) -> str:
 def _time(seconds: float | None) -> str:
     value = float(seconds or 0.0)
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
-
-
-_TEMPLATES = Path(__file__).parent / "templates"
-
-
-def trace_files(trace: Trace) -> dict[str, str]:
-    """A trace as files beside its document: the page.
-
-    >>> list(trace_files(Trace(())))
-    ['trace.html']
-    """
-    return {"trace.html": trace_page("What the capture did", trace)}
-
-
-def trace_page(title: str, trace: Trace) -> str:
-    """The page with this title: `trace_page("trace of train.py", trace)`."""
-    script = (_TEMPLATES / "trace.js").read_text(encoding="utf-8")
-    parts = {
-        "TITLE": html.escape(title),
-        "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "SCRIPT": script,
-        "DATA": json.dumps(trace.to_json()["frames"]).replace("<", "\\u003c"),
-    }
-    page = (_TEMPLATES / "trace.html").read_text(encoding="utf-8")
-    return re.sub("@(TITLE|HASH|SCRIPT|DATA)@", lambda found: parts[found[1]], page)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.folder import CaseFolder, put_files
@@ -56,45 +56,86 @@ def page(evidence: Evidence) -> str:
     """The whole page: `Path("report.html").write_text(page(gather(folder)))`."""
     case = evidence.folder.case
     triage = case.triage or Triage()
-    style, script = (_own(name) for name in ("report.css", "report.js"))
     code = clean(triage.code or "")
     start, end = words.underlined(code, triage)
     graph = evidence.graph.thing
-    secrets = secret_values(os.environ, sys.orig_argv)  # once: a page has thousands of texts
-    return (
-        _environment(secrets)
-        .get_template("report.html.jinja")
-        .render(
-            version=__version__,
-            alone=None,
-            case=case,
-            triage=triage,
-            evidence=evidence,
-            words=words,
-            readable=readable,
-            style=Markup(style),
-            script_text=Markup(script),
-            policy=Markup(_policy(style, script)),
-            code=(code[:start], code[start:end], code[end:]),
-            works=best_workaround(case.workarounds or ()),
-            programs=words.is_the_programs(case),
-            search=search_link(case).removeprefix("https://"),
-            repro=_head(evidence.repro.thing, _MOST_SCRIPT),
-            traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
-            log=_tail(evidence.log.thing, _MOST_LOG),
-            environment=_head(evidence.environment.thing, _MOST_LOG),
-            rungs=triage.rungs[:_MOST_ROWS],
-            tried=(case.workarounds or ())[:_MOST_ROWS],
-            outline=None if graph is None else outline(graph, case.triage),
-            picture=_picture(evidence.picture.thing) if _grows(evidence.analysis.thing) else None,
-            analysis=json_tables(evidence.analysis.thing) if evidence.analysis.thing is not None else [],
-            observed=_observed(evidence),
-            begins=_told(case.to_json().get("analysis"), "words"),
-            leaves=_leaves(case.extra.get("accuracy")),
-            may_vary=_texts(case.extra.get("explanation"), "may_vary"),
-            passes_with=_told(case.extra.get("explanation"), "passes_with"),
-            verified_in=_told(case.extra, "verified_in"),
-        )
+    leaves, begins = _leaves(case.extra.get("accuracy")), _told(case.to_json().get("analysis"), "words")
+    observed = _observed(evidence)
+    sections = {
+        ("summary", "Summary"): True,
+        ("repro", "Repro"): evidence.repro.thing is not None,
+        ("drawn", "Minimal graph"): evidence.drawing.thing is not None,
+        ("tried", "What was tried"): triage.rungs,
+        ("workarounds", "Workarounds"): case.workarounds,
+        ("numbers", "Numbers"): leaves or begins,
+        ("graph", "Full graph"): graph is not None,
+        ("run", "The run"): any(each.tables for each in observed),
+        ("error", "Error"): evidence.traceback.thing,
+        ("environment", "Environment"): True,
+    }
+    return render(
+        "report.html.jinja",
+        title=f"case {case.id}",
+        headline=words.what_happened(case, evidence.traceback.thing or ""),
+        sections=[name for name, there in sections.items() if there],
+        warnings=evidence.lost,
+        alone=None,
+        case=case,
+        triage=triage,
+        evidence=evidence,
+        words=words,
+        readable=readable,
+        code=(code[:start], code[start:end], code[end:]),
+        works=best_workaround(case.workarounds or ()),
+        programs=words.is_the_programs(case),
+        search=search_link(case).removeprefix("https://"),
+        repro=_head(evidence.repro.thing, _MOST_SCRIPT),
+        traceback=_tail(evidence.traceback.thing, _MOST_TRACEBACK),
+        log=_tail(evidence.log.thing, _MOST_LOG),
+        environment=_head(evidence.environment.thing, _MOST_LOG),
+        rungs=triage.rungs[:_MOST_ROWS],
+        tried=(case.workarounds or ())[:_MOST_ROWS],
+        outline=None if graph is None else outline(graph, case.triage),
+        picture=as_image(evidence.picture.thing) if _grows(evidence.analysis.thing) else None,
+        analysis=json_tables(evidence.analysis.thing) if evidence.analysis.thing is not None else [],
+        observed=observed,
+        begins=begins,
+        leaves=leaves,
+        may_vary=_texts(case.extra.get("explanation"), "may_vary"),
+        passes_with=_told(case.extra.get("explanation"), "passes_with"),
+        verified_in=_told(case.extra, "verified_in"),
+    )
+
+
+def render(
+    template: str,
+    *,
+    title: str,
+    headline: str,
+    sections: Sequence[tuple[str, str]],
+    warnings: Sequence[str] = (),
+    own: Sequence[str] = ("page.js",),
+    **values: object,
+) -> str:
+    """A page in the one style: its sections, by id and name, are the navigation.
+
+    Used as `render("cases.html.jinja", title="cases", headline="3 cases", sections=[("cases", "Cases")], cases=found)`.
+    """
+    style = _own("page.css")
+    script = "\n".join(_own(name) for name in own)
+    environment = _environment(
+        secret_values(os.environ, sys.orig_argv)
+    )  # once: a page has thousands of texts
+    return environment.get_template(template).render(
+        version=__version__,
+        title=title,
+        headline=headline,
+        sections=sections,
+        warnings=warnings,
+        style=Markup(style),
+        script_text=Markup(script),
+        policy=Markup(_policy(style, script)),
+        **values,
     )
 
 
@@ -127,7 +168,13 @@ def _environment(secrets: tuple[str, ...]) -> jinja2.Environment:
     def safe(value: object) -> object:
         return value if isinstance(value, (Markup, jinja2.Undefined)) else clean(value, secrets)
 
-    return jinja2.Environment(
+    def prose(value: object) -> Markup:
+        """A sentence: what stands between backticks in it is code."""
+        parts = clean(value, secrets).split("`")
+        paired = [f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(parts)]
+        return Markup("".join(paired)) if len(parts) % 2 else escape("`".join(parts))
+
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         trim_blocks=True,
@@ -135,6 +182,8 @@ def _environment(secrets: tuple[str, ...]) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=safe,
     )
+    environment.filters["prose"] = prose
+    return environment
 
 
 def _own(name: str) -> str:
@@ -167,8 +216,8 @@ def _grows(analysis: object) -> bool:
     return not isinstance(values, list) or len(values) >= 3
 
 
-def _picture(svg: str | None) -> Markup | None:
-    """As an image, in which no script runs and from which nothing is fetched."""
+def as_image(svg: str | None) -> Markup | None:
+    """A drawing as the address of an image, in which no script runs and from which nothing is fetched."""
     if svg is None:
         return None
     return Markup("data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode())

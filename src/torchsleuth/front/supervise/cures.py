@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchsleuth.core.change_table import setting
 from torchsleuth.core.changes import DYNAMO, Change
-from torchsleuth.front.observe.breaks import Breaks, Tried, breaks_of
+from torchsleuth.front.observe.breaks import Breaks, GraphBreak, Tried, breaks_of
 from torchsleuth.front.observe.events import Event, read_events
 from torchsleuth.front.observe.profile import Profile, profile_of
 from torchsleuth.front.observe.profile_text import LEAST_OF_LOOP
@@ -91,12 +91,18 @@ def with_tried_lines(found: Breaks, run: TryOut) -> Breaks:
         if why_not:
             continue
         breaks = tuple(
-            replace(each, cured=str(each.place) not in left) if each.reason.paste in together else each
+            replace(each, cured=_is_gone(each, found, after)) if each.reason.paste in together else each
             for each in breaks
         )
         useful = tuple(dict.fromkeys(each.reason.paste for each in breaks if each.cured))
         pending = [useful] if useful and {*useful} < {*together} else []
     return replace(found, breaks=breaks, tried=tuple(tried))
+
+
+def _is_gone(each: GraphBreak, before: Breaks, after: Breaks) -> bool:
+    """Whether a break is not met any more, and no other in its line in its place; a line may have several."""
+    there = [[other for other in found.breaks if other.place == each.place] for found in (before, after)]
+    return len(there[1]) < len(there[0]) and all(other.type != each.type for other in there[1])
 
 
 # Puts a mark on a function as a decorator above it would, wherever in its file it is defined.

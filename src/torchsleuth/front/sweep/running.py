@@ -22,11 +22,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder, open_case
-from torchsleuth.core.cases.scrub import hidden, printable
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.child import Child
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, ProgramRun, Watch, run_program
@@ -341,36 +338,3 @@ def known_buckets(path: Path) -> frozenset[str]:
         return frozenset(str(key) for each in every for key in (each["key"], each.get("bug")) if key)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise SleuthError(f"{path} cannot be read as the sweep.json of a sweep ({why})") from None
-
-
-def page_of(result: SweepResult, scripts: Mapping[str, str]) -> str:
-    """The page; `scripts` are the repros by bucket: `page_of(result_of(sweep, known), {})`."""
-    eager = {(cell.program, cell.setting): cell for cell in result.eager}
-    cells = {(cell.program, cell.setting): cell for cell in result.cells}
-    columns = list(dict.fromkeys(cell.setting for cell in result.eager))
-    environment = Environment(
-        loader=PackageLoader("torchsleuth.front.sweep"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["safe_text"] = lambda text: hidden(printable(str(text), True, MOST_OF_A_SCRIPT))
-    return environment.get_template("sweep.html.jinja").render(
-        result=result,
-        rows=[
-            (
-                program,
-                [eager.get((program, column)) for column in columns],
-                [cells.get((program, setting)) for setting in result.settings],
-            )
-            for program in result.programs
-        ],
-        columns=columns,
-        numbers={
-            each.key: number
-            for number, bucket in enumerate(result.buckets, 1)
-            for each in (bucket, *bucket.same)
-        },
-        scripts=scripts,
-    )

@@ -18,6 +18,7 @@ from torchsleuth.search.minify.contract import Answers, Input, State, as_oracle
 from torchsleuth.search.minify.reducers.plainer import with_dtype
 from torchsleuth.search.minify.reducers.sizes import with_shape
 from torchsleuth.search.minify.states import checked
+from torchsleuth.torch_core.repro.small_graph import plain_names
 from torchsleuth.torch_core.tensors import TensorSpec
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -55,7 +56,7 @@ class _Topic:
 
 
 def explain(state: State, oracle: Answers, deadline: float | None = None) -> Explanation:
-    """Varies sizes, dtypes, values and settings of a failing state, one at a time.
+    """Varies sizes, dtypes, values and settings of a failing state, one at a time; inputs have the names of the script.
 
     Nothing is begun after `deadline` (of time.monotonic), and there is no sentence on what could not be asked in full.
 
@@ -87,9 +88,10 @@ def explain(state: State, oracle: Answers, deadline: float | None = None) -> Exp
 
 def _sizes(state: State) -> Iterator[_Topic]:
     """Each dimension a little larger, twice as large, and a little smaller."""
+    called = plain_names([given.name for given in state.inputs])
     for given, spec in state.tensors:
         for dim, size in enumerate(spec.shape):
-            where = f"in dim {dim} of {given.name}"
+            where = f"in dim {dim} of {called[given.name]}"
             variants = []
             for number in dict.fromkeys((size + 1, size * 2, size - 1)):
                 other = _resized(state, given, dim, number) if number > 0 else None
@@ -158,7 +160,8 @@ def _values(state: State) -> _Topic:
     """No value in particular in the place of those that are kept."""
     if state.any_values:
         return _Topic([], lambda failed: "values play no part")
-    kept = [i.name for i in state.inputs if i.value is not None]
+    called = plain_names([i.name for i in state.inputs])
+    kept = [called[i.name] for i in state.inputs if i.value is not None]
     free = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs))
     return _Topic(
         [_Variant("any", free)] if kept else [],

@@ -28,6 +28,15 @@ class SmallInput:
     value: torch.Tensor | None = None
 
 
+def plain_names(inputs: Sequence[str]) -> dict[str, str]:
+    """What a small script calls the inputs of a graph.
+
+    >>> plain_names(["l_x_", "arg0_1"])
+    {'l_x_': 'x', 'arg0_1': 'y'}
+    """
+    return dict(zip(inputs, "xyz" if len(inputs) <= 3 else [f"x{n}" for n in range(len(inputs))]))
+
+
 @dataclass(frozen=True)
 class SmallGraph:
     """A minimal graph, its inputs and settings, and the failure it shows."""
@@ -48,9 +57,7 @@ class SmallGraph:
 
     @property
     def names(self) -> dict[str, str]:
-        """Plain names for the inputs: x, y, z, and numbers beyond."""
-        letters = ["x", "y", "z"] if len(self.inputs) <= 3 else [f"x{n}" for n in range(len(self.inputs))]
-        return {given.name: letter for given, letter in zip(self.inputs, letters)}
+        return plain_names([given.name for given in self.inputs])
 
     @property
     def shared_memory(self) -> dict[int, list[SmallInput]]:

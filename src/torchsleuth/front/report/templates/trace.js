@@ -1,4 +1,5 @@
-"use strict";
+// The part of a run's page that shows the capture.
+if (document.getElementById("data")) (() => {
 // Everything is put on the page as text, never as markup. A frame's tree is made when it is opened.
 const frames = JSON.parse(document.getElementById("data").textContent);
 const place = document.getElementById("frames");
@@ -75,10 +76,11 @@ function show() {
   wanted = search.value.trim().toLowerCase();
   const shown = wanted ? frames.filter(matches) : frames;
   place.replaceChildren(...shown.map(frame => folded(headline(frame), made => opened(frame, made), shown.length <= (wanted ? 20 : 3))));
-  document.getElementById("count").textContent = `${shown.length} of ${frames.length} frames`;
+  document.getElementById("found").textContent = `${shown.length} of ${frames.length} frames`;
   document.body.dataset.milliseconds = Math.round(performance.now());  // since the page was asked for
 }
 
 let waiting;
 search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(show, 150); });
 show();
+})();
