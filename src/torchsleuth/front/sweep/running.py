@@ -254,7 +254,6 @@ def repro_of(cases_dir: Path, case: CaseDocument) -> str | None:
 
 
 # Of a repro, what is shown on the page; all of it lies in the case.
-MOST_OF_A_SCRIPT = 20_000
 
 
 @dataclass(frozen=True)
