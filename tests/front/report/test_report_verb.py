@@ -228,7 +228,7 @@ def check_page(text: str) -> None:
     assert {tag for tag, _ in found.tags} <= {*TAGS} and not found.unclosed
     assert found.count("script") == found.count("style") == 1
     own = Path(gather.__code__.co_filename).with_name("templates")
-    assert found.own == {"style": (own / "report.css").read_text(), "script": (own / "report.js").read_text()}
+    assert found.own == {"style": (own / "page.css").read_text(), "script": (own / "page.js").read_text()}
     for tag, attrs in found.tags:
         assert not [name for name in attrs if name.startswith("on") or name == "style"], (tag, attrs)
         for name in ("src", "href"):

@@ -253,9 +253,6 @@ def repro_of(cases_dir: Path, case: CaseDocument) -> str | None:
         return None
 
 
-# Of a repro, what is shown on the page; all of it lies in the case.
-
-
 @dataclass(frozen=True)
 class SweepResult:
     """All that a sweep knows. `known` are buckets and bugs of an earlier one, which do not count for `is_green`.
