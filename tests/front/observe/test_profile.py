@@ -55,6 +55,15 @@ def phases(profile):
     return {row.name: row.seconds for row in profile.by_phase}
 
 
+def test_a_compile_that_was_under_way_at_the_end_is_put_to_its_function():
+    under_way = replace(frame(), kind="frame_begin", at=0.0)
+    again = [replace(each, at=each.at + 100) for each in (under_way, *ONE_COMPILE[:3])]
+    ended = profile_of([under_way, *ONE_COMPILE, frame(), *again])
+    killed = profile_of([under_way, *ONE_COMPILE[:3]])
+    assert [row.name for row in killed.by_function] == ["step (train.py:12)"]
+    assert [(row.name, row.count) for row in ended.by_function] == [("step (train.py:12)", 2)]
+
+
 def test_phases_add_up_to_the_whole_as_each_step_counts_without_what_is_inside_it():
     profile = profile_of([*ONE_COMPILE, frame()])
     assert phases(profile) == {"capture": 2.5, "guards": 0.5, "backend": 2.0, "lowering": 3.0}

@@ -128,6 +128,8 @@ class ReusedIds:
             event.kind == "step_begin" and given.get("name") == FRAME_STEP
         ):
             self._under_way.add((event.pid, str(given.get("graph"))))
+        elif event.kind == "frame_begin":
+            self._under_way.add((event.pid, str(given.get("id"))))
 
     def again(self, pid: int, graph: str) -> int:
         """How often this id was used before the compile that is under way, or was the last."""

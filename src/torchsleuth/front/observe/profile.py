@@ -299,9 +299,10 @@ def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
         ids.see(event)
         given = event.fields
         stack = begun.setdefault((event.pid, _number(given.get("thread"))), [])
-        if event.kind == "frame":
-            function, code = str(given.get("function")), str(given.get("code"))
-            rest = code != function.rpartition(".")[2]
+        if event.kind in ("frame_begin", "frame"):
+            function = str(given.get("function"))
+            name = function.rpartition(".")[2]
+            rest = str(given.get("code", name)) != name
             graph = str(given.get("id"))
             frames[event.pid, graph, ids.again(event.pid, graph)] = Frame(
                 function, str(given.get("file")), _number(given.get("line")), rest
