@@ -138,7 +138,7 @@ PIECES: dict[str, Piece] = {
     "a branch on a number": breaks(
         "if x.mean().item() > 10:\n    return x.sin()\nreturn x.cos()",
         words(
-            "choose with torch.where",
+            "select with torch.where",
             (
                 "if x.mean().item() > 10:\n        return x.sin()\n    return x.cos()",
                 "return torch.where(x.mean() > 10, x.sin(), x.cos())",
@@ -157,11 +157,11 @@ PIECES: dict[str, Piece] = {
     ),
     "a break asked for": breaks(
         "y = x.sin()\ntorch._dynamo.graph_break()\nreturn y.cos()",
-        words("take the call of torch._dynamo.graph_break away", ("    torch._dynamo.graph_break()\n", "")),
+        words("remove the call of torch._dynamo.graph_break", ("    torch._dynamo.graph_break()\n", "")),
     ),
     "a function that is disabled": breaks(
         "y = x.sin()\nreturn inner(y).cos()",
-        words("take the mark away", ("@torch.compiler.disable\n", "")),
+        words("remove the decorator", ("@torch.compiler.disable\n", "")),
         top="@torch.compiler.disable\ndef inner(x):\n    return x.tan()\n",
     ),
     "tolist": breaks(
@@ -185,7 +185,7 @@ PIECES: dict[str, Piece] = {
         SCALED,
         "for n in (2.5, 3.5):\n    compiled(torch.ones(3), n)",
         words(
-            "give by as a tensor: torch.tensor(by)", ("torch.ones(3), n)", "torch.ones(3), torch.tensor(n))")
+            "pass by as a tensor: torch.tensor(by)", ("torch.ones(3), n)", "torch.ones(3), torch.tensor(n))")
         ),
     ),
     "a whole number of a module": compiles(
@@ -203,7 +203,7 @@ PIECES: dict[str, Piece] = {
         "SCALE = 2.5\ndef f(x):\n    return x * SCALE\n",
         "compiled(torch.ones(3))\nSCALE = 3.5\ncompiled(torch.ones(3))",
         words(
-            "give SCALE to the function as an argument, a changing number as a tensor",
+            "pass SCALE to the function as an argument, and a changing number as a tensor",
             ("def f(x)", "def f(x, SCALE)"),
             ("compiled(torch.ones(3))", "compiled(torch.ones(3), torch.tensor(SCALE))"),
         ),

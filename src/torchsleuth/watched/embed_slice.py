@@ -367,7 +367,7 @@ def names_used(node: ast.stmt) -> set[str]:
     rebound = {name for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for name in each.names}
     if not rebound:
         return _globals_read(_compiled(node))
-    # By itself it is no Python: something around it must have those names.
+    # By itself it is not Python: something around it must have those names.
     around = ast.parse(f"def around({', '.join(sorted(rebound))}): pass").body[0]
     assert isinstance(around, ast.FunctionDef)
     around.body = [node]

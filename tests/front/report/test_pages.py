@@ -184,7 +184,7 @@ def run():
 def test_a_run_shows_its_breaks_with_what_to_paste(run):
     assert "model.py:12" in run["breaks"] and PASTE in run["breaks"] and "this break is gone" in run["breaks"]
     assert "graph breaks 2 → 1" in run["breaks"]
-    assert "choose with torch.where" in run["breaks"] and "(not tried)" in run["breaks"]
+    assert "select with torch.where" in run["breaks"] and "(not tried)" in run["breaks"]
 
 
 def test_a_run_shows_its_recompilations_with_every_guard_and_the_limit(run):

@@ -216,7 +216,7 @@ def require_numbers(case: Case) -> None:
     """Raises `NotNumerical` where a case is no wrong result: `require_numbers(folder.case)`."""
     if case.kind != "accuracy":
         raise NotNumerical(
-            f"case {case.id} is no wrong result ({case.kind}: {case.signature.summary}), so there are no numbers to "
+            f"case {case.id} is not a wrong result ({case.kind}: {case.signature.summary}), so there are no numbers to "
             f"compare; who is at fault: torchsleuth triage {case.id}"
         )
 

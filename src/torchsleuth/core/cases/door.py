@@ -54,7 +54,7 @@ def read_inside(folder: Path | str, name: str, most: int = MOST_TEXT) -> bytes:
         with os.fdopen(handle, "rb") as file:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
-                raise NotRead(f"{name} is no regular file")
+                raise NotRead(f"{name} is not a regular file")
             if about.st_size > most:
                 raise NotRead(f"{name} is larger than {_size(most)}")
             data = file.read(most + 1)
@@ -119,7 +119,7 @@ def _size(most: int) -> str:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _whole(text: str) -> int:

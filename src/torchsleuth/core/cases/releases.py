@@ -89,7 +89,7 @@ def release_named(name: str) -> Version:
     except InvalidVersion:
         found = None
     if found is None or (found.is_devrelease and night_of(found) is None):
-        raise BadRange(f"{name!r} names no release of torch; write it like 2.13.0 or 2.14.0.dev20261001.")
+        raise BadRange(f"{name!r} is not a release of torch; write it like 2.13.0 or 2.14.0.dev20261001.")
     return found
 
 

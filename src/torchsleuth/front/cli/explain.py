@@ -32,10 +32,10 @@ from torchsleuth.front.supervise.cures import TryOut, with_tried_cures, with_tri
 
 def try_options(function: Function) -> Function:
     """`--no-try` and `--budget`, of the verbs that run the program again."""
-    none = click.option(
-        "--no-try", is_flag=True, help="Run the program once; else it is run again with what can be tried."
+    none = click.option("--no-try", is_flag=True, help="Run the program only once, and try no fixes.")
+    budget = budget_option(
+        120, "Seconds for trying fixes; a program that takes longer is not run again.", least=0
     )
-    budget = budget_option(120, "Seconds for trying; a program that takes longer is not run again.", least=0)
     return none(budget(function))
 
 
@@ -55,7 +55,7 @@ def _try_out(
 @click.command("explain", cls=ProgramCommand)
 @try_options
 @click.option(
-    "--fullgraph", is_flag=True, help="Have the program stop at its first graph break, as by fullgraph=True."
+    "--fullgraph", is_flag=True, help="Stop the program at its first graph break, as fullgraph=True does."
 )
 @program_to_observe
 def explain_verb(program: ProgramToObserve, fullgraph: bool, no_try: bool, budget: float) -> int:

@@ -152,7 +152,7 @@ def pack_verb(case: str, output: Path | None, cases_dir: Path, as_json: bool) ->
         )
     else:
         show(str(packed).rstrip(), lines=True)
-        show(f"packed: {packed.path}; the other side looks at it with: torchsleuth show {packed.path.name}")
+        show(f"packed: {packed.path}; the recipient opens it with: torchsleuth show {packed.path.name}")
     return 0
 
 

@@ -137,7 +137,7 @@ def program_to_observe(function: Callable[..., int]) -> Callable[..., int]:
         "ends_after",
         type=click.FloatRange(min=0, min_open=True),
         metavar="S",
-        help="End the program after S seconds, as by Ctrl-C, and tell what was seen until then.",
+        help="End the program after S seconds, as Ctrl-C would, and report what was seen until then.",
     )
     @module_option
     @functools.wraps(function)

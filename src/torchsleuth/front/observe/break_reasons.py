@@ -46,7 +46,7 @@ def reason_of(kind: str, text: str, registry_hints: Sequence[str] = (), code: st
     """The reason in plain words, from what torch calls it and what it says; `code` is the line that breaks.
 
     >>> reason_of("graph break in loop", "graph break in loop\\n  Explanation: x").why
-    'a graph break inside a loop cannot be resumed from'
+    'Dynamo cannot resume after a graph break inside a loop'
     """
     if kind in _NUMBER_TAKEN and _decides(code):
         kind = _BRANCH  # with the number in the graph the same line breaks again, at the branch
@@ -141,38 +141,38 @@ def _find(pattern: str, text: str) -> str | None:
 _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\A(?:Failed to trace builtin operator|Unsupported function call|.*)\n[\s\S]*`print`",
-        "`print` has to run in Python, at this very moment",
-        "print after the compiled function, or have Dynamo put it off until then",
+        "`print` has to run in Python, right here",
+        "print after the compiled function, or let Dynamo postpone it until then",
     ),
     (
         r"\ALogger|\Alogging\.Logger",
-        "a logger has to run in Python, at this very moment",
-        "log outside of the compiled function, or have Dynamo leave the call out",
+        "a logger call has to run in Python, right here",
+        "log outside the compiled function, or let Dynamo skip the call",
     ),
     (
         r"\AUnsupported Tensor\.item\(\)",
         "`.item()` takes a number out of a tensor, and Python has to wait for it",
-        "keep the number a 0-d tensor, or, where no branch depends on it, capture it",
+        "keep the number as a 0-d tensor, or capture it if no branch depends on it",
     ),
     (
         r"\AData-dependent branching",
         "which branch is taken depends on the values of a tensor",
-        "choose with torch.where, or write both branches as functions for torch.cond",
+        "select with torch.where, or write both branches as functions for torch.cond",
     ),
     (
         r"\AData-dependent assertion",
         "the assertion depends on the values of a tensor",
-        "use torch._check for it, or assert outside of the compiled function",
+        "use torch._check instead, or assert outside the compiled function",
     ),
     (
         r"\ADynamic shape operator",
         "the size of the result depends on the values of a tensor",
-        "use a form with a fixed size (torch.where(c, x, 0) for x[c]), or capture it with a size of its own",
+        "use a form with a fixed size (torch.where(c, x, 0) for x[c]), or capture it with a symbolic size",
     ),
     (
         r"\AData dependent operator",
         "the operator's result is a Python number taken from a tensor",
-        "keep it a tensor, or, where no branch depends on it, capture it",
+        "keep it as a tensor, or capture it if no branch depends on it",
     ),
     (
         r"\ADynamic slicing with Tensor",
@@ -181,18 +181,18 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"\ATensor\.tolist\(\)",
-        "`.tolist()` makes Python numbers of a tensor",
+        "`.tolist()` turns a tensor into Python numbers",
         "keep the values in the tensor",
     ),
     (
         r"compiler\.disable\(\)`d function",
         "the function called here is marked with torch.compiler.disable",
-        "take the mark away, or call the function before or after the compiled part",
+        "remove the decorator, or call the function before or after the compiled part",
     ),
     (
         r"\ACall to `torch\._dynamo\.graph_break",
         "the program asks for a graph break here",
-        "take the call of torch._dynamo.graph_break away",
+        "remove the call of torch._dynamo.graph_break",
     ),
     (
         r"\AAttempt to trace generator",
@@ -201,19 +201,19 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"_?warnings\.warn\b",
-        "`warnings.warn` has to run in Python, at this very moment",
-        "warn outside of the compiled function, or have Dynamo put it off until then",
+        "`warnings.warn` has to run in Python, right here",
+        "warn outside the compiled function, or let Dynamo postpone it until then",
     ),
     (
         r"\A(?:Attempted to (?:call|inline) function marked as skipped|can't handle functions not implemented)",
-        "`{module}.{name}` is not Python that can be looked into, or one of the modules that Dynamo leaves alone",
-        "call it outside of the compiled function, or register it with torch.library.custom_op so that it becomes one "
+        "`{module}.{name}` is not Python code that can be traced, or is in a module that Dynamo skips",
+        "call it outside the compiled function, or register it with torch.library.custom_op so that it becomes one "
         "operator of the graph",
     ),
     (
         r"\A(?:Dynamo cannot determine the hash|Untraceable C tp_hash|User-defined object with overridden __hash__)",
-        "an object is used as a key whose hash is only known at run time (a tensor, or a class with its own __hash__)",
-        "use a key that Python knows: a string, a number, the position",
+        "an object whose hash is only known at run time is used as a key (a tensor, or a class with its own __hash__)",
+        "use a plain key: a string, a number, a position",
     ),
     (
         r"\AGraph break under GenericContext",
@@ -223,37 +223,37 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"\A(?:Unsupported context manager|attempted to trace contextlib|unsupported contextlib)",
         "Dynamo cannot trace this context manager",
-        "enter it outside of the compiled function",
+        "enter it outside the compiled function",
     ),
     (
         r"\Agraph break in loop",
-        "a graph break inside a loop cannot be resumed from",
-        "move the body of the loop into a function of its own",
+        "Dynamo cannot resume after a graph break inside a loop",
+        "move the body of the loop into a separate function",
     ),
     (
         r"\AObserved exception",
-        "an exception is raised here and not caught inside of the compiled function",
-        "raise it outside of the compiled function, or test before",
+        "an exception is raised here and not caught inside the compiled function",
+        "raise it outside the compiled function, or check beforehand",
     ),
     (
         r"\AFailed to trace builtin operator|\AUnsupported function call",
         "Dynamo cannot trace `{call}` with these arguments",
-        "call it outside of the compiled function, or use tensor operations instead",
+        "call it outside the compiled function, or use tensor operations instead",
     ),
     (
         r"\AUnsupported Tensor\.backward\(\)|autograd\.grad",
-        "a backward pass is run inside of the compiled function",
+        "a backward pass runs inside the compiled function",
         "compile the forward pass and call backward outside of it",
     ),
     (
         r"\A(?:copy\.deepcopy|Attempted to copy\.deepcopy)",
         "an object is copied with deepcopy, which Python has to do",
-        "copy it outside of the compiled function, or use clone() for tensors",
+        "copy it outside the compiled function, or use clone() for tensors",
     ),
     (
         r"\A(?:attempted to trace numpy|Unsupported ndarray)",
         "this function of numpy has no counterpart in torch",
-        "use the function of torch that does the same",
+        "use the torch function that does the same",
     ),
     (
         r"\ABackend compiler exception",
@@ -262,7 +262,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"\A(?:Attempted to wrap RNN|Attempted to use `torch\.nn\.Parameter)",
-        "{name} is made or used in a way that has to stay in Python",
-        "make it before the compiled function",
+        "{name} is created or used in a way that has to stay in Python",
+        "create it before the compiled function",
     ),
 )

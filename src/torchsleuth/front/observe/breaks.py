@@ -133,15 +133,14 @@ class GraphBreak:
             return "the program goes on: with fullgraph=True a graph break is an error"
         if self.skipped:
             whole = ", ".join(f"`{name}`" for name in self.skipped)
-            lost = f", of which {self.ops_before} operations were captured in vain" if self.ops_before else ""
-            return f"{whole} would be compiled; now Python runs all of it{lost}"
-        way = f"way through Python, which this run took {self.runs} time{'s' if self.runs != 1 else ''}"
+            lost = f" ({counted(self.ops_before, 'operation')} captured in vain)" if self.ops_before else ""
+            return f"{whole} would be compiled; now all of it runs in Python{lost}"
+        way = f"detour through Python, taken {counted(self.runs, 'time')} in this run"
         if self.ops_before and self.ops_after:
-            return (
-                f"{self.ops_before} + {self.ops_after} operations in one graph instead of two, and no {way}"
-            )
+            whole = f"{self.ops_before} + {self.ops_after} operations"
+            return f"{whole} in one graph instead of two, without the {way}"
         side = "before" if self.ops_after else "after"
-        return f"no operations {side} it, so no graph is cut in two; one less {way}"
+        return f"saves the {way}; no graph is split, as there are no operations {side} it"
 
     @property
     def came(self) -> str:
@@ -149,7 +148,7 @@ class GraphBreak:
         told = {
             None: "not tried",
             True: "tried: this break is gone",
-            False: "tried: it breaks here all the same",
+            False: "tried: it still breaks here",
         }
         return told[self.cured]
 

@@ -285,7 +285,7 @@ def recompile_lines(found: Recompiles, shorten: Callable[[str], str] = str) -> I
         return
     reached = f"; {found.limits} reached a limit" if found.limits else ""
     yield (
-        f"{counted(found.count, 'recompilation')} of {len(found.functions)} of "
+        f"{counted(found.count, 'recompilation')} in {len(found.functions)} of "
         f"{found.compiled_functions} compiled functions, {found.seconds:.2f} s{reached}"
     )
     for number, function in enumerate(found.functions, 1):
@@ -364,13 +364,13 @@ def cure_of(
     True
     """
     if AT_A_BREAK in name:
-        return Cure("take away the graph break in that line: see torchsleuth explain")
+        return Cure("remove the graph break in that line: see torchsleuth explain")
     if cause == "shape":
         return _shape(name, index, values, arguments)
     whole = all(value.lstrip("-").isdecimal() for value in values)
     number = all(_is_number(value) for value in values)
     if cause == "python number":
-        tensor = f"give {name} as a tensor: torch.tensor({name})"
+        tensor = f"pass {name} as a tensor: torch.tensor({name})"
         given = [tensor] if name in arguments else []
         return Cure(", or ".join(["torch.compile(..., dynamic=True)", *given]), "dynamic")
     if cause == "module attribute":
@@ -382,7 +382,8 @@ def cure_of(
         return Cure(_EACH_VALUE.format(name=name))
     if cause == "condition":
         return Cure(
-            f"each answer to {name} has a version of its own: decide it outside, or choose with torch.where"
+            f"each outcome of {name} gets its own version: decide it outside the compiled function, or select "
+            "with torch.where"
         )
     plain = name.removeprefix("len(").removesuffix(")") if cause == "length" else name
     return Cure(_OTHERS.get(cause, "").format(name=plain or "it"))
@@ -401,7 +402,7 @@ def _shape(name: str, index: int | None, values: Sequence[str], arguments: Seque
     return Cure(f"torch.compile(..., dynamic=True), or pad {name} to a few sizes", "dynamic")
 
 
-_EACH_VALUE = "each value of {name} has a version of its own: give it few values"
+_EACH_VALUE = "each value of {name} gets its own version: keep the number of values small"
 _OTHERS = {
     "shape bound": "the code was compiled for a range of sizes because it asks for the size of {name}: pad {name} to a "
     "few sizes (bucketing), or take the question out of the compiled function",
@@ -410,19 +411,19 @@ _OTHERS = {
     "dtype": "{name}.to(one dtype) before the call",
     "device": "move {name} to one device before the call",
     "requires_grad": "detach {name} before the call, or let it require gradients in every call",
-    "tensor class": "give {name} as the same class of tensor in every call",
+    "tensor class": "pass {name} as the same class of tensor in every call",
     "grad mode": "call it always inside torch.no_grad() or always outside; each of the two needs one version",
     "autocast": "call it always inside the same torch.autocast or always outside",
     "default dtype": "set the default dtype once, before the first call",
     "num threads": "call torch.set_num_threads once, before the first call",
     "python value": _EACH_VALUE,
-    "global": "give {name} to the function as an argument, a changing number as a tensor",
-    "object identity": "use the same object for {name} in every call: do not make functions or objects anew",
+    "global": "pass {name} to the function as an argument, and a changing number as a tensor",
+    "object identity": "use the same object for {name} in every call: do not create functions or objects anew",
     "type": "give {name} the same type in every call",
-    "length": "each length of {name} has a version of its own: pad it to one length, or stack it into one tensor",
+    "length": "each length of {name} gets its own version: pad it to one length, or stack it into one tensor",
     "dict keys": "give the dictionary the same keys in every call",
     "aliasing": "give different tensors, or clone one of them",
-    "backend": "make the backend once and use the same object for every torch.compile",
+    "backend": "create the backend once and use the same object for every torch.compile",
     "dynamic mark": "mark the tensor in every call, or in none",
     "freed object": "keep {name} alive as long as the compiled function",
 }

@@ -195,7 +195,7 @@ def _parsed(source: str) -> ast.Module:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as why:
-        raise NotAGraph(f"it is no Python ({type(why).__name__})") from None
+        raise NotAGraph(f"it is not Python ({type(why).__name__})") from None
 
 
 def _function(tree: ast.Module, wanted: tuple[str, ...]) -> ast.FunctionDef:

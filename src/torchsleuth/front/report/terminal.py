@@ -101,7 +101,7 @@ def first_look(
         how = "TORCH_COMPILE_DISABLE=1 in its environment"
         page.say("what to do", f"to go on at once, uncompiled: {how} (an idea, not tried)", most=2)
     if searching:
-        page.say("", "more is being found out; Ctrl-C stops that and keeps what is known", most=2)
+        page.say("", "the search goes on; Ctrl-C stops it and keeps what is known", most=2)
     return [line.text for line in page.lines]
 
 

@@ -107,7 +107,7 @@ _MAYBE_THE_PROGRAMS = ("TorchRuntimeError", "ObservedException", "ObservedUserSt
 def likely_part(case: Case) -> str:
     """Where the failure came up, before anything was tried: a first guess, and said to be one.
 
-    `"Inductor, which generates the code: lowering (where it came up; nothing was tried yet)"`.
+    `"Inductor, which generates the code: lowering (where it surfaced; nothing was tried yet)"`.
     """
     signature = case.signature
     if any(name.rpartition(".")[2] in _MAYBE_THE_PROGRAMS for name in signature.exceptions):
@@ -118,12 +118,12 @@ def likely_part(case: Case) -> str:
     if case.kind == "accuracy":
         return COMPONENTS["dynamo"] if case.graph is None else "not known yet: parts are left out one by one"
     if case.kind == "runtime_error":
-        return "it came up in compiled code; which part of the compiler made it so is being found out"
+        return "it was raised in compiled code; which part of the compiler caused it is being found out"
     for frame in signature.frames:
         for start, component, part in _FRAMES:
             if frame.startswith(start):
                 where = COMPONENTS[component] + (f": {part}" if part else "")
-                return f"{where} (where it came up; nothing was tried yet)"
+                return f"{where} (where it surfaced; nothing was tried yet)"
     return COMPONENTS["dynamo"] if case.kind == "capture_error" else "not known yet"
 
 
@@ -191,7 +191,7 @@ def about_workaround(found: Workaround) -> str:
 def no_workaround(case: Case) -> str:
     """Why there is no workaround to show."""
     if is_the_programs(case) and not case.workarounds:
-        return "none looked for, as the compiler is not at fault"
+        return "none is needed: the compiler is not at fault"
     if not case.workarounds:
         return "none was tried"
     return f"none: {len(case.workarounds)} tried, none makes it pass"

@@ -39,7 +39,7 @@ class TryOut:
         """Whether there is no time for another run, which is said."""
         if time.monotonic() < self.deadline:
             return False
-        self.note("no time is left to try more; --budget S gives more")
+        self.note("no time is left to try more; raise --budget S")
         return True
 
     def events(self, change: Change, observe: str) -> tuple[list[Event], str]:
