@@ -1,4 +1,4 @@
-"""The picture of README's first screen: the head of the report of `examples/vision_transformer.py`, as Chromium draws it.
+"""The picture on README's first screen: the head of the report of `examples/vision_transformer.py`, drawn by Chromium.
 
     python docs/picture.py torchsleuth-cases/last-case
 
@@ -32,4 +32,4 @@ def draw(report: Path, picture: Path = PICTURE) -> None:
 
 if __name__ == "__main__":
     draw(Path(sys.argv[1]) / "report.html")
-    print(f"{PICTURE}: {PICTURE.stat().st_size} bytes")
+    sys.stderr.write(f"{PICTURE}: {PICTURE.stat().st_size} bytes\n")
