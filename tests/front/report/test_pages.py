@@ -53,7 +53,7 @@ BREAKS = Breaks(
             replace(PLACE, line=19, code="n = x.sum().item()"),
             "Unsupported",
             None,
-            BreakReason("a number is taken out of a tensor", "choose with `torch.where`", "says", ()),
+            BreakReason("a number is taken out of a tensor", "select with `torch.where`", "says", ()),
             (PLACE,),
             ("Net.forward",),
             ("Net.forward",),
