@@ -5,7 +5,11 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsleuth.torch_internals.compiler_switches import IN_PYTHON, switched
-from torchsleuth.torch_internals.decompositions import where_registered
+from torchsleuth.torch_internals.decompositions import (
+    changed_decompositions,
+    remember_table,
+    where_registered,
+)
 
 OP = "aten.upsample_nearest2d"
 
@@ -33,3 +37,16 @@ def test_a_decomposition_is_seen_left_out_and_back_afterwards():
 def test_it_is_known_where_torch_registers_it():
     assert where_registered(OP).startswith("upsample_nearest2d at torch/_decomp/decompositions.py:")
     assert where_registered("aten.relu") == ""
+
+
+def test_a_table_that_the_program_chooses_in_the_place_of_torchs_is_seen(monkeypatch):
+    import torch._inductor.compile_fx as inductor
+
+    def silu(x):
+        return x * torch.sigmoid(x) + 1
+
+    remember_table()
+    assert changed_decompositions()[0] == {}
+    torchs, op = inductor.select_decomp_table, torch.ops.aten.silu.default
+    monkeypatch.setattr(inductor, "select_decomp_table", lambda: {**torchs(), op: silu})
+    assert changed_decompositions() == ({str(op): silu}, [])

@@ -58,7 +58,9 @@ def changed_decompositions() -> tuple[dict[str, Callable[..., Any]], list[str]]:
     """The decompositions that the program put in, by operator (`aten.silu.default`), and the operators it took out."""
     if not _as_imported:
         return {}, []
-    table = sys.modules[_TABLE].decompositions
+    # What Inductor asks for it by may be a function of the program's own.
+    chosen = getattr(sys.modules.get("torch._inductor.compile_fx"), "select_decomp_table", None)
+    table = sys.modules[_TABLE].decompositions if chosen is None or _is_torchs(chosen) else chosen()
     changed = {str(op): made for op, made in table.items() if _as_imported.get(op) is not made}
     put_in = {op: made for op, made in changed.items() if not _is_torchs(made)}
     taken_out = [str(op) for op in _as_imported if op not in table and not str(op).startswith(_TORCHS_OWN)]

@@ -56,3 +56,23 @@ def test_where_many_lines_are_left_none_is_shown_and_the_reason_is():
     assert one_line.user_line == "m.py:2"
     nowhere = blame.written(Triage("inductor", nodes=("expand",)), 1.0)
     assert nowhere.user_line is None and nowhere.not_narrowed.startswith("no line of the program")
+
+
+def test_the_lines_that_make_what_fails_are_shown_beside_the_one_where_it_shows():
+    code = {
+        "sin": "scores = q @ k.permute(0, 2, 3, 1)",
+        "cos": "scores = scores / 8",
+        "relu": "return scores",
+    }
+    lines = {
+        name: SourceLine("/home/me/m.py", n, code=text) for n, (name, text) in enumerate(code.items(), 1)
+    }
+    start = SimpleNamespace(record=GraphRecord(CompileSettings("aot"), nodes=lines), state=calls_of_three())
+    few = _Blame(make(), start, SimpleNamespace(log=[]), left=("sin", "relu"), fewest=True)
+    found = Triage("inductor", "fuse_attention")
+    triage = few.written(found, 1.0)
+    assert (triage.user_line, triage.with_lines) == (
+        "m.py:3",
+        ("m.py:1: scores = q @ k.permute(0, 2, 3, 1)",),
+    )
+    assert replace(few, fewest=False).written(found, 1.0).with_lines == (), "not all of these may be needed"

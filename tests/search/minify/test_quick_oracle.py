@@ -1,12 +1,13 @@
 """A search that needs only a part of the compiler asks only for that part."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
 
 from made_graphs import aten, traced
-from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
@@ -135,3 +136,35 @@ def test_a_compile_that_doubles_with_each_call_is_cut_by_a_short_clock_and_grown
         "nothing much larger is asked by the long clock, of which each failure takes all"
     )
     assert len(oracle.asked) < 12
+
+
+class Exploding(Doubling):
+    """As above, and it can say that half of the calls takes next to nothing."""
+
+    def settles_for(self, quicker, half):
+        self.clock, self.half = quicker.clock, sum(n.op == "call_function" for n in half.graph.graph.nodes)
+        return 2.0**self.half / 1000 < quicker.clock / 4
+
+
+def test_where_half_takes_next_to_nothing_a_short_clock_is_enough():
+    oracle = Exploding(30.0)
+    found = search(chain(60), oracle)
+    assert found.calls == 11 and found.complete  # 2 ** 11 is the first power above 2,000
+
+
+def test_a_hang_settles_for_a_short_clock_only_where_half_of_its_calls_is_quick(tmp_path):
+    def takes(slow):
+        def answer(change):
+            return Outcome(HANG, 2.0) if slow else Outcome(None, 0.1)
+
+        return answer
+
+    for slow in (True, False):
+        oracle = oracle_of(takes(slow), HANG, tmp_path)
+        quick = replace(oracle, limits=Limits(compile=2.0), change=Change(stop_after="codegen"))
+        assert oracle.settles_for(quick, chain(6)) is not slow
+        assert oracle.grows is not slow
+    assert (oracle.limits.compile, oracle.trial(chain(6)).change.stop_after) == (2.0, "codegen")
+    assert not oracle_of(takes(False), HANG, tmp_path).settles_for(quick, chain(1)), (
+        "any compile is quick then"
+    )

@@ -432,3 +432,13 @@ def test_a_state_that_does_not_fit_is_refused_without_a_word(capfd):
     state = traced(lambda a, b: (aten.cat.default([a, b], 1),), torch.ones(2), torch.ones(2))
     assert checked(state) is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_numbers_that_are_drawn_stay_so_many_that_two_draws_differ():
+    def sizes(function):
+        state = traced(function, torch.ones(16, 8))
+        return sorted(shapes(settled(smaller_sizes, state, lambda s: calls_of(s.graph) == 1))[0])
+
+    assert sizes(lambda x: aten.sin.default(x)) == [1, 1]
+    rows, columns = sizes(lambda x: aten.bernoulli.p(x, 0.5))
+    assert 32 <= rows * columns < 128

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import operator
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -652,3 +653,43 @@ def test_a_script_of_a_hang_ends_by_itself_after_the_clock_of_the_search(compile
     script.write_text(first(graph).replace("torch.compile(f)", compiled))
     ended = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=100)
     assert ended.stdout.splitlines()[-1] == said and ended.returncode == (said != "NOT REPRODUCED")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [("2 ** calls / 1000", "REPRODUCED: hang while compiling"), ("calls / 5", "NOT REPRODUCED")],
+)
+def test_a_script_of_seconds_that_explode_compares_all_calls_with_half_of_them(seconds, said, tmp_path):
+    def chain(x):
+        for _ in range(11):
+            x = x + x
+        return (x,)
+
+    graph = replace(small(chain, torch.ones(2), signature=HANG), hung_after=30, grows=True)
+    compiler = f"""\
+def slow(graph):  # stands in for torch.compile
+    calls = sum(node.op == "call_function" for node in graph.graph.nodes)
+    until = time.process_time() + {seconds}
+    while time.process_time() < until:
+        pass
+    return graph
+
+
+def seconds("""
+    script = tmp_path / "repro.py"
+    text = first(graph).replace("torch.compile(graph)", "slow(graph)").replace("def seconds(", compiler)
+    script.write_text(text)
+    ended = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=100)
+    assert ended.stdout.splitlines()[-1] == said, ended.stdout
+    assert "compiling half of its calls takes" in ended.stdout
+
+
+def test_a_script_of_seconds_that_explode_passes_without_the_compiler(tmp_path):
+    graph = replace(small(lambda x: (x.sin().cos().sin().cos(),), torch.ones(2), signature=HANG), grows=True)
+    script = tmp_path / "repro.py"
+    script.write_text(first(graph))
+    environment = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True, timeout=100
+    )
+    assert ended.stdout.splitlines()[-1] == "NOT REPRODUCED" and ended.returncode == 0

@@ -63,6 +63,7 @@ class Triage:
     flags: tuple[str, ...] = ()  # settings without which it does not fail, or with which it passes
     nodes: tuple[str, ...] = ()  # of the case's graph
     code: str | None = None  # the source line itself
+    with_lines: tuple[str, ...] = ()  # the others that the failure needs, each with its code, in order
     function: str | None = None
     module: str | None = None  # e.g. "encoder.layers.3.mlp"
     forward_op: str | None = None  # of a backward graph: the call it is the gradient of

@@ -195,6 +195,8 @@ def _your_line(page: _Page, case: Case, said: str) -> None:
         cut = max(0, min(start - room // 2, len(code) - room)) if len(code) > room else 0
         page.code(code[cut : cut + room], "bold")
         page.code(" " * (start - cut) + "^" * max(1, min(end - cut, room) - (start - cut)), "red")
+    for other in triage.with_lines:
+        page.say("with", other, most=1)
 
 
 def _workaround(page: _Page, case: Case, name: str) -> None:

@@ -23,12 +23,16 @@ from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, nobody, program_of
 from torchsleuth.front.supervise.scripts import PHASE_SECONDS, ScriptRun, ScriptRunner
 from torchsleuth.torch_core.repro.program import PROGRAM
+from torchsleuth.torch_core.repro.script import ends_by_itself
 
 # In a case, where all steps that try something keep kernels and answers, so that each finds those of the others.
 WORK = "minify"
 ORIGINAL = "original.py"
 # The script of another level while it is tried; it finds the kept inputs where it lies.
 OTHER_LEVEL = "original-other-level.py"
+
+# A script ends by itself after the clock it has, or four times that on a busy machine.
+PATIENCE = 5.0
 
 # Triton compiles a kernel in half a second. The processes that Inductor keeps for that take longer to start, and to
 # end: 9 of the 27 s of a small program (H200, torch 2.11).
@@ -128,7 +132,7 @@ class CaseAtWork:
             self.folder.file(name),
             self.case.signature,
             arguments=("--eager",) if of_graph else (),
-            phase_seconds=phase_clock(self.case),
+            phase_seconds=self._clock_of(name),
             deadline=self.deadline,
             compiles=not uncompiled or of_graph,
         )
@@ -140,9 +144,15 @@ class CaseAtWork:
             self.case.signature,
             times,
             at_once=at_once,
-            phase_seconds=phase_clock(self.case),
+            phase_seconds=self._clock_of(name),
             deadline=self.deadline,
         )
+
+    def _clock_of(self, name: str) -> float:
+        """What a phase of a script may take; one of a hang that has a clock of its own is let end by itself."""
+        hangs = self.case.kind == "hang" and self.folder.has(name)
+        own = hangs and ends_by_itself(self.folder.text(name))
+        return phase_clock(self.case) * (PATIENCE if own else 1.0)
 
     @property
     def place(self) -> str:

@@ -49,6 +49,8 @@ TIME_WAS_UP = "the time was up before its part was found (--budget)"
 NO_SWITCH = Triage("inductor", detail="no switch of torch makes a difference")
 # A graph of fewer calls is tried as quickly as it is made smaller.
 MANY_CALLS = 12
+# Beside the line at fault, others that are shown.
+MOST_LINES = 3
 PUT_OFF = "who is at fault is asked of the smallest graph that fails, which is not known yet"
 SMALLEST = Change("the smallest graph that fails")
 # How often a failure that did not come is waited for.
@@ -131,8 +133,8 @@ def _of_capture(case: Case, triage: Triage) -> Triage:
 class _Blame:
     """The case, its graph, and who asks: of a compile that hangs, with as short a clock as tells it.
 
-    `left` are the calls of the graph that was asked at last, at fault or not; `unclear` says why they are not the
-    fewest; `only_dynamic`, that it needs symbolic sizes.
+    `left` are the calls of the graph that was asked at last, at fault or not, the `fewest` or not; `unclear` says why
+    nothing better is known; `only_dynamic`, that it needs symbolic sizes.
     """
 
     case: Case
@@ -140,6 +142,7 @@ class _Blame:
     runner: Runner
     left: tuple[str, ...] = ()
     unclear: str | None = None
+    fewest: bool = False
     only_dynamic: bool = False
 
     def of_smallest(self, small: Reduction) -> Triage:
@@ -185,6 +188,7 @@ class _Blame:
         found = _component(self.runner, state, first)
         self.left = tuple(n.name for n in state.graph.graph.nodes if n.op.startswith("call_"))
         self.unclear = unclear if not found.nodes else None
+        self.fewest = unclear is None
         return self._with_settings(state, _with_calls(state, found, unclear))
 
     def _with_settings(self, state: State, found: Triage) -> Triage:
@@ -219,6 +223,7 @@ class _Blame:
             not_narrowed=not_narrowed,
             seconds=round(seconds, 2),
             code=line.code if line else None,
+            with_lines=self._other_lines(line),
             function=line.function if line else None,
             module=(line.module or None) if line else None,
             forward_op=(line.call or None) if line and line.gradient else None,
@@ -226,6 +231,15 @@ class _Blame:
             rungs=tuple(Rung(r.change.what, r.answer.value, round(r.outcome.seconds, 2)) for r in log),
         )
         return replace(triage, labels=labels_of(self.case, triage, only_dynamic=self.only_dynamic))
+
+    def _other_lines(self, line: SourceLine | None) -> tuple[str, ...]:
+        """The other lines that the failure needs: a view made in one shows in the next. None where they are many."""
+        known = self.start.record.lines
+        needed = [known[name] for name in self.left if name in known]
+        others = {
+            each.place: f"{each.place}: {each.code}" for each in needed if line and each.place != line.place
+        }
+        return tuple(others.values()) if self.fewest and len(others) <= MOST_LINES else ()
 
     def _look(self, state: State, look: Change) -> Result:
         """A first look at a state; where it hangs in little time, all else is asked with as little."""

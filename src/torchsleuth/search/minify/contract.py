@@ -262,6 +262,13 @@ class Oracle(Generic[S]):
         """One that answers sooner, mostly alike, by less than all of the compiler; None where `state` passes there."""
         return None
 
+    def settles_for(self, quicker: Oracle[S], half: S) -> bool:
+        """Whether what fails for `quicker` has failed: seconds that explode, by what `half` of it takes.
+
+        From then on this one asks as that one does.
+        """
+        return False
+
     def in_a_share_of_the_time(self) -> Oracle[S]:
         """One for a question that is dear and only makes sure: what is not answered soon passes there."""
         return self

@@ -271,4 +271,5 @@ class _Scripts:
             case=case.id,
             text=self.oracle.text,
             hung_after=seconds if expected.kind == "hang" else None,
+            grows=self.oracle.grows,
         )

@@ -30,6 +30,7 @@ from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_core.graphs.recording import Recording, recording_from_json
+from torchsleuth.torch_core.repro.small_graph import GROWTH, LEAST_HALF
 from torchsleuth.torch_core.repro.tiny import tiny_trial
 from torchsleuth.torch_internals.schemas import writers
 
@@ -241,6 +242,8 @@ class TrialOracle(AsksTrials[State]):
     rate: FailureRate | None = None
     # What is left out of the compiler, where that answers sooner.
     change: Change | None = None
+    # Whether it is the growth of the seconds that is wrong; then a short clock tells.
+    grows: bool = False
 
     def holding_to(self, original: State) -> TrialOracle:
         """This oracle; where the original passes without the compiler, what fails must do so, too.
@@ -328,6 +331,19 @@ class TrialOracle(AsksTrials[State]):
             elif way.judge(ticket.result(), state):
                 found = way
         return found
+
+    def settles_for(self, quicker: Oracle[State], half: State) -> bool:
+        """Asks as `quicker` from here on, if its clock has explosive growth in it: half takes no quarter of that."""
+        if not isinstance(quicker, TrialOracle) or quicker.limits is None or self.expected.phase != "compile":
+            return False
+        if calls_of(half.graph) < LEAST_HALF:
+            return False
+        short = replace(quicker.limits, compile=quicker.limits.compile / GROWTH)
+        outcome = self.workers.submit(quicker.trial(half), limits=within(short, self.deadline)).result()
+        if outcome.signature is not None or outcome.error is not None:
+            return False
+        self.limits, self.change, self.grows = quicker.limits, quicker.change, True
+        return True
 
     def in_a_share_of_the_time(self) -> TrialOracle:
         """This oracle with a fraction of the time that is left."""

@@ -152,7 +152,6 @@ def clock_of_hang(signature: Signature, seconds: float | None) -> list[str]:
         return [f"faulthandler.dump_traceback_later({in_all:.0f}, exit=True)  # status 1: REPRODUCED"]
     return [
         "",
-        "",
         "def give_up(computed=time.process_time(), began=time.monotonic()):",
         f"    while min(time.process_time() - computed, time.monotonic() - began) < {seconds:.0f}:",
         f"        if time.monotonic() - began > {4 * seconds:.0f}:",
@@ -161,9 +160,13 @@ def clock_of_hang(signature: Signature, seconds: float | None) -> list[str]:
         f"    print({f'REPRODUCED: {signature.summary}'!r}, flush=True)",
         "    os._exit(1)",
         "",
-        "",
         "threading.Thread(target=give_up, daemon=True).start()",
     ]
+
+
+def ends_by_itself(script: str) -> bool:
+    """Whether a script has the clock of a hang in it: `ends_by_itself("def give_up(): ...")`."""
+    return "def give_up(" in script or "faulthandler.dump_traceback_later(" in script
 
 
 def modules_of_clock(lines: Sequence[str]) -> list[str]:

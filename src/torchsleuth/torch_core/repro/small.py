@@ -116,6 +116,7 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
         statements = rolled(statements, {*names.values(), *calls.define, "f", "torch"})
     lines = [*statements, *setup, *calls.define, *calls.lines]
     standard = {"sys", *modules_of_clock(clock), *([*marks.modules, "traceback"] if marks else [])}
+    standard |= {"time"} if small.grows else set()
     imports = [*_standard_imports(standard, lines), "import torch"]
     imports += [f"import {module}" for module in small.settings.config]
     imports += [*calls.imports, *small.embedded.imports, *body.imports]
@@ -211,6 +212,7 @@ def _made(
 def _about(small: SmallGraph) -> str:
     case = f", case {small.case}" if small.case else ""
     clock = f"not done after {small.hung_after:.0f} s; " if small.hung_after else ""
+    clock = "seconds explode with the number of calls; " if small.grows else clock
     return f"{clock}torch {torch.__version__.partition('+')[0]}, torchsleuth {__version__}{case}"
 
 
@@ -228,8 +230,7 @@ def _needs(small: SmallGraph) -> list[str]:
         return []
     return [
         "if not torch.cuda.is_available():",
-        '    print("CANNOT TELL: the failure was seen on a CUDA device and there is none here")',
-        "    sys.exit(3)",
+        '    sys.exit(print("CANNOT TELL: the failure was seen on a CUDA device and there is none here") or 3)',
     ]
 
 

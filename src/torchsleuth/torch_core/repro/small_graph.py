@@ -52,8 +52,9 @@ class SmallGraph:
     # Of an error: the traceback of this very graph, which the script's test for it must fit.
     text: str = ""
     case: str | None = None
-    # Of a hang: the seconds after which it is one.
+    # Of a hang: the seconds after which it is one, and whether what a compile takes explodes with the number of calls.
     hung_after: float | None = None
+    grows: bool = False
 
     @property
     def names(self) -> dict[str, str]:
@@ -147,6 +148,9 @@ _RUNNING = 'print("torchsleuth: running", file=sys.stderr)'
 _WRONG = (
     "{a}.dtype != {b}.dtype or {a}.shape != {b}.shape or not torch.allclose({a}, {b}, {near}, equal_nan=True)"
 )
+# Seconds of a compile explode where twice the calls take more than this many times as long: a healthy one takes at most
+# twice as long. Of fewer calls in the first half all is what any compile takes.
+GROWTH, LEAST_HALF = 4, 3
 _FAKES = '[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]'
 
 
@@ -169,8 +173,10 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     define, imports = _definition(small, form)
     names = list(small.names.values())
     compiled = "compiled" if form in (GRAPH, NODES) else f"torch.compile(f{_options(small)})"
+    if small.grows:
+        return _growing(small, form)
     if small.signature.kind == "accuracy" and small.trains:
-        define = [*define, *(["", ""] if define else []), *_results(small, form)]
+        define = [*define, *([""] if define else []), *_results(small, form)]
         lines = [f"wanted, got = results(f), results({compiled})"]
         wrong = _wrong(small, single=False)
     else:
@@ -184,6 +190,34 @@ def calls_of(small: SmallGraph, form: str) -> Calls:
     if contexts:
         lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
     return Calls(define, lines, wrong, imports)
+
+
+def _growing(small: SmallGraph, form: str) -> Calls:
+    """What compiling takes, by itself and for half of the calls: a claim about growth holds on any machine."""
+    if form in (GRAPH, NODES):
+        raise CannotCall("the clock is for what torch.compile does")
+    call = f"torch.compile(graph{_options(small)})({', '.join(small.names.values())})"
+    contexts = _contexts(small)
+    run = [f"{call}.sum().backward()" if small.trains else call]
+    run = [f"with {', '.join(contexts)}:", f"    {run[0]}"] if contexts else run
+    define = [
+        "def seconds(share):  # computed while that share of the calls of f is compiled, from the first",
+        "    graph = torch.fx.symbolic_trace(f)",
+        '    calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]',
+        "    graph.graph.output_node().args = (calls[int(share * len(calls)) - 1],)",
+        "    graph.graph.eliminate_dead_code()",
+        "    graph.recompile()",
+        "    torch.compiler.reset()",
+        "    began = time.process_time()",
+        *(f"    {line}" for line in run),
+        "    return time.process_time() - began",
+    ]
+    lines = [
+        "seconds(1 / 4)  # loads what any compile needs",
+        "half, whole = seconds(1 / 2), seconds(1)",
+        'print(f"compiling half of its calls takes {half:.1f} s, all of them {whole:.1f} s")',
+    ]
+    return Calls(define, lines, f"whole > max(1, {GROWTH} * half)", [])
 
 
 def _compiled_before(small: SmallGraph, form: str, compiled: str) -> list[str]:

@@ -8,9 +8,11 @@ that are wrong, a part with all its values returned shows where they begin.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -149,6 +151,21 @@ def grown(engine: Engine[State], state: State, small: State) -> State | None:
         return None if place is None else (place, engine.best)
 
     return lowest(ask, engine.width, sizes)[1]
+
+
+def first_half(state: State) -> State | None:
+    """The first half of a state's calls, which yields the last of them; None where those cannot stand alone.
+
+    Used as `settles_for(quicker, first_half(state))`.
+    """
+    whole = copy.deepcopy(state.graph)
+    calls = [node for node in whole.graph.nodes if node.op.startswith("call_")]
+    if len(calls) < 2 or any(node.op == "get_attr" for node in whole.graph.nodes):
+        return None
+    whole.graph.output_node().args = ((calls[len(calls) // 2 - 1],),)
+    whole.graph.eliminate_dead_code()
+    whole.recompile()
+    return replace(state, graph=whole)
 
 
 def _ever_more(most: int) -> list[int]:

@@ -8,6 +8,7 @@ is changed in both writings.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,15 @@ import torch
 from torchsleuth.search.minify.contract import Edit, Input, NumberEdit, State
 from torchsleuth.search.minify.reducers.edits import edited, with_tensors
 from torchsleuth.search.minify.states import by_itself, checked
+from torchsleuth.torch_core.compare.reference.opkinds import draws
 from torchsleuth.torch_core.tensors import ScalarSpec, TensorSpec
 from torchsleuth.torch_internals.tensors import number_of
 
 T = TypeVar("T")
 # A dimension of one element is a special case to most compilers; but if it fails with one, one is the least.
 LEAST = 1
+# So many numbers that are drawn twice are equal once in four billion times, as zeros and ones.
+FEW_DRAWN = 32
 
 
 def smaller_sizes(state: State) -> Iterator[NumberEdit]:
@@ -60,7 +64,10 @@ def fewer_dimensions(state: State) -> Iterator[Edit]:
 def _resized(
     state: State, new: int, group: tuple[tuple[str, int], ...], old: int, literals: bool
 ) -> State | None:
-    """The state with a number in the place of a size; where that does not fit, with `literals` in its calls as well."""
+    """The state with a number in the place of a size; where that does not fit, with `literals` in its calls as well.
+
+    Of few random numbers those of two draws may be equal by chance: then some tensor has to stay large.
+    """
     given = {i.name: i for i in state.inputs}
     shapes = {each.name: list(spec.shape) for each, spec in state.tensors}
     moved = {name for name, about in state.symbols.items() if literals and about.hint == old}
@@ -80,6 +87,9 @@ def _resized(
         _in_new_size(i, shapes.get(i.name), hints, (old, new) if literals else None) for i in given.values()
     ]
     candidate = state.having(inputs=tuple(inputs), symbols=symbols)
+    largest = max((math.prod(spec.shape) for _, spec in candidate.tensors), default=FEW_DRAWN)
+    if largest < FEW_DRAWN and any(draws(node) for node in state.graph.graph.nodes):
+        return None
     found = checked(candidate)
     if found is None and literals:
         return checked(edited(candidate, lambda graph: _follow(graph, old, new)))
