@@ -128,16 +128,6 @@ class Doubling(Oracle):
         return self.quick
 
 
-def test_a_compile_that_doubles_with_each_call_is_cut_by_a_short_clock_and_grown_to_the_long_one():
-    oracle = Doubling(30.0)
-    found = search(chain(60), oracle)
-    assert found.calls == 15 and found.complete  # 2 ** 15 is the first power above 30,000
-    assert max(oracle.asked) <= 24, (
-        "nothing much larger is asked by the long clock, of which each failure takes all"
-    )
-    assert len(oracle.asked) < 12
-
-
 class Exploding(Doubling):
     """As above, and it can say that half of the calls takes next to nothing."""
 

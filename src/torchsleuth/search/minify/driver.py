@@ -18,7 +18,6 @@ from torchsleuth.search.minify.reducers import DETAILS, STRUCTURE
 from torchsleuth.search.minify.reducers.nodes import (
     cut_at_first_wrong,
     first_half,
-    grown,
     reduce_nodes,
     without_operators_of,
 )
@@ -56,29 +55,27 @@ def search(
     engine = Engine(oracle, state, width=width, budget_seconds=budget_seconds, listener=listener, keep=keep)
 
     def work() -> None:
-        fewest = _quickly(engine, seeds, calls_only)
-        if not fewest:
-            _fewest_calls(engine, seeds)
-            _keep_to_what_was_seen(engine, state, seeds, calls_only)
+        _quickly(engine, seeds, calls_only)
+        _fewest_calls(engine, seeds)
+        _keep_to_what_was_seen(engine, state, seeds, calls_only)
         if not calls_only:
-            (_plainer if fewest else _settled)(engine)
+            _settled(engine)
 
     return engine.run(work)
 
 
-def _quickly(engine: Engine[State], seeds: Sequence[str], calls_only: bool) -> bool:
+def _quickly(engine: Engine[State], seeds: Sequence[str], calls_only: bool) -> None:
     """The smallest of what an oracle that answers sooner calls failing and the search's own oracle does as well.
 
-    Each step of the quick search is kept: where the last does not hold, an earlier one may. True where it has as few
-    calls as can be found in any time: those that fail by a short clock, and what they need for a long one. Where half
-    of those take next to nothing, it is how the seconds grow that is wrong, and a long clock would show no more.
+    Each step of the quick search is kept: where the last does not hold, an earlier one may. What fails by a short
+    clock, and half of which takes next to nothing, grows too fast: a long clock would show no more.
     """
     state = engine.best
     if state.size[0] >= WORTH_A_SHORTCUT and engine.begins("nodes"):
         state = cut_at_first_wrong(engine, state, seeds)
     quicker = engine.oracle.quicker(state) if state.size[0] >= WORTH_A_SHORTCUT else None
     if quicker is None:
-        return False
+        return
     shortcut = engine.aside(quicker, state, SHARE_FOR_A_SHORTCUT)
     if engine.oracle.failing_is_slow:
         with contextlib.suppress(OutOfBudget, NothingFails):
@@ -87,9 +84,9 @@ def _quickly(engine: Engine[State], seeds: Sequence[str], calls_only: bool) -> b
         if half is not None and engine.oracle.settles_for(quicker, half):
             engine.known = dict(shortcut.known)
             engine.accept("nodes", shortcut.best)
-            return False
+            return
         if not engine.fails("nodes", "found quickly", shortcut.best):
-            return grown(engine, state, shortcut.best) is not None
+            return
         engine.accept("nodes", shortcut.best)
     with contextlib.suppress(OutOfBudget, NothingFails):
         _fewest_calls(shortcut, seeds)
@@ -100,7 +97,6 @@ def _quickly(engine: Engine[State], seeds: Sequence[str], calls_only: bool) -> b
         engine.accept("nodes", held)
         # What ends within a short clock ends within a long one; what is right without code is taken for right.
         engine.known = {key: False for key, failed in shortcut.known.items() if not failed} | engine.known
-    return False
 
 
 def _smallest_held(engine: Engine[State], states: Sequence[State]) -> State | None:
@@ -160,8 +156,8 @@ def _keep_to_what_was_seen(
     while (rest := fails_without(finds)) is not None and len(finds) < MOST_FINDS:
         other = engine.aside(engine.oracle, rest)
         other.known = {**engine.known}
-        if not _quickly(other, seeds, calls_only):
-            _fewest_calls(other, seeds)
+        _quickly(other, seeds, calls_only)
+        _fewest_calls(other, seeds)
         finds.append(other.best)
     for find in finds if len(finds) > 1 else ():
         if fails_without([other for other in finds if other is not find]) is not None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.engine import AsksSubsets, Engine, lowest
+from torchsleuth.search.minify.engine import AsksSubsets, Engine
 from torchsleuth.search.minify.reducers.gradients import gradient_of_part, lone_gradient
 from torchsleuth.search.minify.states import record_here, state_of_cut
 from torchsleuth.search.minify.subsets import (
@@ -131,28 +131,6 @@ def _called(node: torch.fx.Node) -> tuple[str, str] | None:
     return (node.op, str(node.target)) if node.op.startswith("call_") else None
 
 
-def grown(engine: Engine[State], state: State, small: State) -> State | None:
-    """The smallest part of a state around the calls of `small`, which are too few to fail, that does.
-
-    What takes twice as long with each call more is found with a short clock, and needs a few calls more for a long one.
-    """
-    whole = _Whole(engine, state)
-    neighbours = whole.elements().neighbours
-    kept = {node.name for node in small.graph.graph.nodes}
-    near = [number for number, group in enumerate(whole.groups) if kept.intersection(group)]
-    first = len(near)
-    for number in near:  # which gets longer meanwhile: ever farther ones
-        near += [other for other in neighbours[number] if other not in near]
-    asker = whole.ask()
-    sizes = [first + more for more in _ever_more(len(near) - first)]
-
-    def ask(numbers: Sequence[int]) -> tuple[int, State] | None:
-        place = asker([tuple(sorted(near[:size])) for size in numbers])
-        return None if place is None else (place, engine.best)
-
-    return lowest(ask, engine.width, sizes)[1]
-
-
 def first_half(state: State) -> State | None:
     """The first half of a state's calls, which yields the last of them; None where those cannot stand alone.
 
@@ -166,18 +144,6 @@ def first_half(state: State) -> State | None:
     whole.graph.eliminate_dead_code()
     whole.recompile()
     return replace(state, graph=whole)
-
-
-def _ever_more(most: int) -> list[int]:
-    """Numbers up to `most`, ever farther apart.
-
-    >>> _ever_more(20)
-    [1, 2, 3, 4, 6, 9, 13, 19, 20]
-    """
-    found = [1] if most else []
-    while found and found[-1] < most:
-        found.append(min(most, max(found[-1] + 1, found[-1] * 3 // 2)))
-    return found
 
 
 def _recording(engine: Engine[State], state: State) -> Recording:
