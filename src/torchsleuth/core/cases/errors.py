@@ -23,7 +23,6 @@ class CaseNotFound(CaseError):
     """No case answers to the given name."""
 
     def __init__(self, wanted: str, cases_dir: Path, known: Sequence[str] = ()) -> None:
-        self.wanted, self.cases_dir, self.known = wanted, cases_dir, tuple(known)
         here = f"it holds {_some(known)}" if known else "there are none yet"
         super().__init__(
             f"No case {wanted!r} in {cases_dir} ({here}); see them with `torchsleuth list`, "
@@ -35,7 +34,6 @@ class AmbiguousCase(CaseError):
     """A prefix that several cases share."""
 
     def __init__(self, wanted: str, matches: Sequence[str]) -> None:
-        self.wanted, self.matches = wanted, tuple(matches)
         super().__init__(
             f"{wanted!r} fits {len(matches)} cases ({_some(matches)}); give more digits of the id."
         )
@@ -56,7 +54,7 @@ class NewerSchema(CaseError):
     """A case written by a later torchsleuth."""
 
     def __init__(self, path: Path | str, found: int, known: int) -> None:
-        self.path, self.found, self.known = Path(path), found, known
+        self.path = Path(path)
         super().__init__(
             f"The case in {path} has schema {found} and this torchsleuth reads up to {known}; "
             "upgrade with `pip install -U torchsleuth`."

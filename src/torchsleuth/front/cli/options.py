@@ -25,25 +25,19 @@ Function = TypeVar("Function", bound=Callable[..., object])
 DEFAULT_CASES = "torchsleuth-cases"
 
 
-def cases_option(function: Function) -> Function:
-    """`--cases DIR`, or $TORCHSLEUTH_CASES, or ./torchsleuth-cases."""
-    return click.option(
-        "--cases",
-        "cases_dir",
-        envvar="TORCHSLEUTH_CASES",
-        default=DEFAULT_CASES,
-        show_default=True,
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="Folder of the cases.",
-    )(function)
-
-
-def json_option(function: Function) -> Function:
-    """`--json`: one document on stdout and nothing else there."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")(
-        function
-    )
+cases_option: Callable[[Function], Function] = click.option(
+    "--cases",
+    "cases_dir",
+    envvar="TORCHSLEUTH_CASES",
+    default=DEFAULT_CASES,
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of the cases.",
+)
+json_option: Callable[[Function], Function] = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."
+)
 
 
 def _workers(_ctx: click.Context, _parameter: click.Parameter, wanted: str) -> str:
@@ -63,17 +57,15 @@ def _workers(_ctx: click.Context, _parameter: click.Parameter, wanted: str) -> s
     return wanted
 
 
-def workers_option(function: Function) -> Function:
-    """`--workers N`, `ray` or `ray://host`: how many trials run at a time, and where."""
-    return click.option(
-        "--workers",
-        default="2",
-        show_default=True,
-        envvar="TORCHSLEUTH_WORKERS",
-        metavar="N|ray|ray://…",
-        callback=_workers,
-        help="Trials at a time while a case is made smaller: local processes, or a Ray cluster.",
-    )(function)
+workers_option: Callable[[Function], Function] = click.option(
+    "--workers",
+    default="2",
+    show_default=True,
+    envvar="TORCHSLEUTH_WORKERS",
+    metavar="N|ray|ray://…",
+    callback=_workers,
+    help="Trials at a time while a case is made smaller: local processes, or a Ray cluster.",
+)
 
 
 def seconds_option(

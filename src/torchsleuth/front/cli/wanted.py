@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -36,11 +37,9 @@ class NoRepro(SleuthError):
     """The case has no script to run."""
 
 
-def yes_option(function: Function) -> Function:
-    """`--yes`: code of a case that was not made here is executed without asking."""
-    return click.option("--yes", is_flag=True, help="Execute a case that was not made here without asking.")(
-        function
-    )
+yes_option: Callable[[Function], Function] = click.option(
+    "--yes", is_flag=True, help="Execute a case that was not made here without asking."
+)
 
 
 def case_to_execute(cases_dir: Path, wanted: str, yes: bool) -> CaseFolder:
