@@ -131,8 +131,8 @@ LEAST_DRAWN_SHARE = 0.001
 WRAPPER = 0.97
 BAR = 24
 WIDTH, ROW, TEXT = 1200, 18, 7
-# Far apart for most eyes; the legend names them.
-COLOURS = (
+# Far apart for most eyes; the legend names them. In the order of the phases.
+_COLOURS = (
     "#4c78a8",
     "#9ecae9",
     "#b279a2",
@@ -143,8 +143,11 @@ COLOURS = (
     "#b79a20",
     "#e45756",
     "#ff9d98",
+    "#79706e",
+    "#bab0ac",
 )
-COLOURS_MORE = ("#79706e", "#bab0ac")
+COLOURS = dict(zip(PHASES, _COLOURS))
+DEEPEST = 10
 
 
 @dataclass
@@ -184,16 +187,16 @@ def flame_of(profile: Profile) -> Flame:
     return whole
 
 
-def flame_lines(flame: Flame, depth: int = 10) -> list[str]:
+def flame_lines(flame: Flame) -> list[str]:
     """The flame as lines: seconds, share as a bar, how often, and the name, indented by what it is inside of.
 
     >>> print(flame_lines(Flame("compile time", "capture", 2.0, 1))[0])
        2.000 s 100.0 % ████████████████████████     1x compile time
     """
-    return list(_lines(flame, flame.seconds or 1.0, depth, 0))
+    return list(_lines(flame, flame.seconds or 1.0, 0))
 
 
-def _lines(flame: Flame, whole: float, depth: int, level: int) -> Iterable[str]:
+def _lines(flame: Flame, whole: float, level: int) -> Iterable[str]:
     share = flame.seconds / whole
     bar = "█" * max(1, round(share * BAR)) if flame.seconds else ""
     way = [flame]
@@ -210,20 +213,19 @@ def _lines(flame: Flame, whole: float, depth: int, level: int) -> Iterable[str]:
         f"{flame.seconds:8.3f} s {100 * share:5.1f} %"
         f" {bar:<{BAR}} {flame.count:5d}x {'  ' * level}{names}{phase}"
     )
-    if level < depth:
+    if level < DEEPEST:
         for inner in way[-1].sorted():
             if inner.seconds >= LEAST_SHARE * whole:
-                yield from _lines(inner, whole, depth, level + 1)
+                yield from _lines(inner, whole, level + 1)
 
 
 def flame_svg(flame: Flame, title: str) -> str:
     """The flame as a drawing that stands alone: no script, no font, nothing fetched."""
     bars: list[str] = []
     deepest = _draw(flame, flame.seconds or 1.0, 0.0, 0, bars)
-    colours = _colours()
     used = [phase for phase in PHASES if phase in _phases(flame)]
     legend = "".join(
-        f'<rect x="{8 + 150 * (i % 8)}" y="{26 + 16 * (i // 8)}" width="10" height="10" fill="{colours[phase]}"/>'
+        f'<rect x="{8 + 150 * (i % 8)}" y="{26 + 16 * (i // 8)}" width="10" height="10" fill="{COLOURS[phase]}"/>'
         f'<text x="{22 + 150 * (i % 8)}" y="{35 + 16 * (i // 8)}">{html.escape(phase)}</text>'
         for i, phase in enumerate(used)
     )
@@ -244,7 +246,7 @@ def _draw(flame: Flame, whole: float, left: float, level: int, bars: list[str]) 
     x, y = 8 + left, level * ROW
     bars.append(
         f'<g><title>{html.escape(words)}</title><rect x="{x:.1f}" y="{y}" width="{max(width, 0.5):.1f}" '
-        f'height="{ROW - 2}" fill="{_colours()[flame.phase]}" rx="2"/>'
+        f'height="{ROW - 2}" fill="{COLOURS[flame.phase]}" rx="2"/>'
         + (f'<text x="{x + 3:.1f}" y="{y + 12}">{html.escape(fitting)}</text>' if len(fitting) > 2 else "")
         + "</g>"
     )
@@ -258,10 +260,6 @@ def _draw(flame: Flame, whole: float, left: float, level: int, bars: list[str]) 
 
 def _phases(flame: Flame) -> set[str]:
     return {flame.phase}.union(*(_phases(inner) for inner in flame.inside.values()))
-
-
-def _colours() -> dict[str, str]:
-    return dict(zip(PHASES, (*COLOURS, *COLOURS_MORE)))
 
 
 def chrome_trace(profile: Profile) -> dict[str, object]:
