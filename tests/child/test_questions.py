@@ -17,8 +17,7 @@ from torchsleuth.core.processes.tree import descendants_of, marked_processes
 from torchsleuth.core.protocol.trials import Question
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, state_of_record, wait_for_device
-from torchsleuth.search.minify.oracle import NoAnswer, Questions
-from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.states import NoAnswer, Questions, trial_of
 from torchsleuth.search.workers.pool import Workers
 from torchsleuth.torch_core.graphs.recording import RecordedTensor
 from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs

@@ -11,8 +11,8 @@ from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.script_cases import case_of_script
+from torchsleuth.search.minify.states import NoAnswer, Questions
 from torchsleuth.torch_internals.minifier_scripts import read_foreign, settings_of
 from trials_here import TrialsHere
 

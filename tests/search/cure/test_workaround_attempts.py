@@ -26,7 +26,7 @@ from torchsleuth.search.cure.find import (
 )
 from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart
 from torchsleuth.search.minify.contract import Reduction
-from torchsleuth.search.minify.oracle import Questions
+from torchsleuth.search.minify.states import Questions
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from trials_here import TrialsHere
 

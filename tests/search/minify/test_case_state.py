@@ -13,8 +13,7 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, search_start, state_of_record
 from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_case import minify_case
-from torchsleuth.search.minify.oracle import Questions
-from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.states import Questions, trial_of
 from torchsleuth.torch_core.tensors import ContentStoreWriter, describe_inputs
 from trials_here import TrialsHere
 

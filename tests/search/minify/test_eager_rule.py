@@ -5,8 +5,8 @@ import torch
 
 from torchsleuth.core.cases.record import AmbientState, CompileSettings, Embedded
 from torchsleuth.script_runtime.signature import Signature
-from torchsleuth.search.minify.oracle import Questions, TrialOracle
-from torchsleuth.search.minify.states import state_of
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.states import Questions, state_of
 from trials_here import TrialsHere
 
 # A compiler that loses the second argument of `view`, and so fails with the words in which eager refuses other calls.

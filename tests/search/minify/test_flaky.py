@@ -10,8 +10,8 @@ from flaky_trials import FAILS
 from made_graphs import aten, traced
 from program_runs import environment, sleuth, write_program
 from torchsleuth.search.minify.driver import search
-from torchsleuth.search.minify.oracle import Questions, TrialOracle
-from torchsleuth.search.minify.states import record_here, trial_of
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.states import Questions, record_here, trial_of
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.pool import Workers

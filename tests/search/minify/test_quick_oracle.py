@@ -14,7 +14,8 @@ from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Oracle, OutOfBudget
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import Engine
-from torchsleuth.search.minify.oracle import Questions, TrialOracle
+from torchsleuth.search.minify.oracle import TrialOracle
+from torchsleuth.search.minify.states import Questions
 
 WRONG = Signature("accuracy", "run")
 HANG = Signature("hang", "compile")

@@ -22,8 +22,7 @@ from torchsleuth.core.processes.limits import Limits, within
 from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.oracle import Questions
-from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.states import Questions, trial_of
 from torchsleuth.search.minify.subsets import smallest
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_internals.compile_trace import Step, unfinished

@@ -26,8 +26,9 @@ from torchsleuth.search.minify.case_state import CaseQuestions, SearchStart, wai
 from torchsleuth.search.minify.contract import Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.engine import combined
-from torchsleuth.search.minify.oracle import NoAnswer, TrialOracle
+from torchsleuth.search.minify.oracle import TrialOracle
 from torchsleuth.search.minify.reducers.sizes import static_sizes
+from torchsleuth.search.minify.states import NoAnswer
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import failure_rate
 from torchsleuth.torch_core.graphs.cut import calls_of

@@ -21,9 +21,8 @@ from torchsleuth.core.processes.limits import within
 from torchsleuth.script_runtime.compiling import with_reshapes
 from torchsleuth.search.blame.runner import OUT_OF_TIME, Asked, Result, Runner
 from torchsleuth.search.minify.contract import State
-from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.reducers.sizes import static_sizes
-from torchsleuth.search.minify.states import state_of_cut
+from torchsleuth.search.minify.states import NoAnswer, Questions, state_of_cut
 from torchsleuth.torch_core.graphs.cut import cut
 from torchsleuth.torch_core.graphs.recording import RecordedTensor, Recording
 from torchsleuth.torch_internals.modes import set_grad_enabled

@@ -28,8 +28,7 @@ from torchsleuth.script_runtime.inputs import InputsDamaged, load_inputs
 from torchsleuth.script_runtime.reader import read_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.contract import Input, Reduction, State
-from torchsleuth.search.minify.oracle import Questions
-from torchsleuth.search.minify.states import SHAPES
+from torchsleuth.search.minify.states import SHAPES, Questions
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.graphs.source_line import SourceLine
 from torchsleuth.torch_core.graphs.spelling import RESERVED

@@ -21,8 +21,8 @@ from torchsleuth.search.minify.case_state import CannotMinify, SearchStart, wait
 from torchsleuth.search.minify.contract import Listener, Reduction, State
 from torchsleuth.search.minify.driver import search
 from torchsleuth.search.minify.explain import Explanation, explain
-from torchsleuth.search.minify.oracle import ROOM_FOR_SPEED, NoAnswer, Questions, TrialOracle
-from torchsleuth.search.minify.states import trial_of
+from torchsleuth.search.minify.oracle import ROOM_FOR_SPEED, TrialOracle
+from torchsleuth.search.minify.states import NoAnswer, Questions, trial_of
 from torchsleuth.search.minify.subsets import NothingFails
 from torchsleuth.search.workers.failure_rate import AGAIN, FlakyFailure
 from torchsleuth.torch_core.compare.reference.eager import MUTATED

@@ -26,7 +26,6 @@ from torchsleuth.script_runtime.signature import Signature, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
 from torchsleuth.search.minify.contract import Listener
 from torchsleuth.search.minify.minify_case import LEFT_FOR_VERIFYING, VERIFY_TIMES, MinifyResult
-from torchsleuth.search.minify.oracle import Questions
 from torchsleuth.search.minify.python.oracle import (
     FIRST_RUN,
     LEAST_CLOCK,
@@ -40,6 +39,7 @@ from torchsleuth.search.minify.python.oracle import (
 from torchsleuth.search.minify.python.program import Program, lines_of, parsed
 from torchsleuth.search.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.search.minify.script_cases import standing_alone
+from torchsleuth.search.minify.states import Questions
 from torchsleuth.search.workers.queue import TrialLog, surroundings
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 

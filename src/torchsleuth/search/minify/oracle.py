@@ -1,43 +1,33 @@
-"""The one boundary of a search: it runs nothing itself, it asks trials.
+"""Whether a state still fails: a search runs nothing itself, it asks trials.
 
-`TrialOracle` says whether a state still fails: it becomes a Trial, and fails where its Outcome has the wanted
-signature. Several are asked at once; as soon as one fails, the ones after it are given up. A failure of another kind is
-kept for the end. `Questions` is what a search has to know besides: values, shapes, noise, definitions. The host runs no
-kernel, no fake kernel and no code of the user's; a trial that dies while it answers costs an answer, not the host.
+A state becomes a Trial, and fails where its Outcome has the wanted signature. Several are asked at once; as soon as one
+fails, the ones after it are given up. A failure of another kind is kept for the end.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.record import CompileSettings, GraphRecord
-from torchsleuth.core.change_table import UNCOMPILED, WITHOUT_CODE
+from torchsleuth.core.change_table import WITHOUT_CODE
 from torchsleuth.core.changes import Change
 from torchsleuth.core.processes.limits import LEAST_HANG, SECONDS_A_CALL, Limits, within
-from torchsleuth.core.protocol.codec import Document
-from torchsleuth.core.protocol.trials import EAGER, Outcome, Question, Trial
+from torchsleuth.core.protocol.trials import EAGER, Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint
 from torchsleuth.search.minify.contract import Oracle, S, State
-from torchsleuth.search.minify.states import Shapes, trial_of
+from torchsleuth.search.minify.states import Questions, trial_of
 from torchsleuth.search.workers.failure_rate import FailureRate, FlakyFailure, measured
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.compare.verdict.tolerances import Tolerances
 from torchsleuth.torch_core.graphs.cut import calls_of
-from torchsleuth.torch_core.graphs.recording import Recording, recording_from_json
+from torchsleuth.torch_core.graphs.recording import Recording
 from torchsleuth.torch_core.repro.small_graph import GROWTH, LEAST_HALF
 from torchsleuth.torch_core.repro.tiny import tiny_trial
 from torchsleuth.torch_internals.schemas import writers
 
-# A graph that takes longer in eager, for which no clock was given, is taken for hung.
-EAGER_SECONDS = 120.0
-# Nothing in particular is expected of these.
-_ANYTHING = Signature("runtime_error", "run")
 # What hangs for this long, and for this many times what a healthy part of it takes, is worth the question whether it
 # hangs for all of its clock.
 QUICK_CLOCK = 2.0
@@ -54,131 +44,6 @@ SHARE_FOR_ASKING = 0.1
 SHARE_FOR_MAKING_SURE = 0.25
 # One call, for each level.
 TINY = {"aot": "torch.ops.aten.abs.default(a)", "dynamo": "torch.abs(a)"}
-
-
-class NoAnswer(SleuthError):
-    """A trial could not answer; says what it was asked and how it ended.
-
-    `died` where its process was lost over the question; else it could not be asked here.
-    """
-
-    def __init__(self, why: str, *, died: bool = False) -> None:
-        super().__init__(why)
-        self.died = died
-
-
-@dataclass
-class Questions:
-    """Asks `workers`; values lie in the folder `store`, which is the host's own and goes with it.
-
-    `begins` is called with what comes next, and gives False where that is to be left out; `deadline` is of
-    time.monotonic.
-    """
-
-    workers: TrialQueue
-    store: Path
-    begins: Callable[[str], bool] = lambda doing: True
-    deadline: float | None = None
-    _recordings: dict[str, Recording] = field(default_factory=dict)
-    _shapes: dict[str, Shapes] = field(default_factory=dict)
-    _told: dict[tuple[str, str | None], Document] = field(default_factory=dict)
-
-    def recording(self, state: State) -> Recording:
-        """What every node of a state's graph yields in eager; raises `NoAnswer` where that cannot be found out.
-
-        A graph that cannot be run is described by its shapes, where values play no part.
-        """
-        key = state.key
-        if key not in self._recordings:
-            expected = Signature("compile_error", "compile") if state.any_values else _ANYTHING
-            trial = trial_of(state, expected, self.store)
-            try:
-                found = self._asked(trial, Question.RECORD, EAGER_SECONDS)
-            except NoAnswer:
-                if not state.any_values:
-                    raise
-                found = self._asked(trial, Question.RECORD_FAKE, EAGER_SECONDS)
-            self._recordings[key] = recording_from_json(found["recording"], state.graph, self.store)
-        return self._recordings[key]
-
-    def shapes(self, state: State) -> Shapes:
-        """What each node of a state's graph yields by shape, and why they do not go together, where they do not."""
-        key = state.having(inputs=tuple(replace(i, value=None) for i in state.inputs)).key
-        if key not in self._shapes:
-            try:
-                found = self._asked(trial_of(state, _ANYTHING, self.store, values=False), Question.SHAPES)
-                self._shapes[key] = Shapes(found["forms"], found["why"])
-            except NoAnswer as why:
-                self._shapes[key] = Shapes({}, str(why))
-        return self._shapes[key]
-
-    def tolerances(self, state: State) -> Tolerances:
-        """How far rounding alone moves the results of a state; nothing where that cannot be measured."""
-        try:
-            found = self._asked(trial_of(state, _ANYTHING, self.store), Question.NOISE, EAGER_SECONDS)
-        except NoAnswer:
-            return Tolerances()
-        return Tolerances(**found["noise"])
-
-    def passes_in_eager(self, state: State, expected: Signature) -> bool:
-        """Whether a state's graph runs without the compiler; it is asked as triage asks, and answered once."""
-        trial = trial_of(state, expected, self.store)
-        in_eager = replace(trial, change=UNCOMPILED, stop_early=False)
-        outcome = self.workers.run(in_eager, limits=self._limits(EAGER_SECONDS))
-        return outcome.signature is None and outcome.error is None
-
-    def eager_seconds(self, state: State) -> float | None:
-        """How long a run without the compiler takes; None where that cannot be measured."""
-        try:
-            return self._asked(trial_of(state, _ANYTHING, self.store), Question.EAGER_SECONDS)["seconds"]
-        except NoAnswer:
-            return None
-
-    def schemas(self, record: GraphRecord, source: str, store: str | None) -> list[str]:
-        """The schemas of the operators that a recorded graph calls, those of the user's own among them."""
-        trial = Trial(
-            source,
-            _ANYTHING,
-            CompileSettings(),
-            constants=record.constants,
-            inputs={"inputs": []},
-            embedded=record.embedded.source,
-            imports=(*record.imports, *record.embedded.imports),
-            store=store,
-        )
-        return self._asked(trial, Question.DEFINITIONS)["schemas"]
-
-    def foreign_script(self, script: Path, store: Path) -> Document:
-        """What a script of PyTorch's own minifier holds; its tensors go to `store`."""
-        return self._asked(Trial(str(script), _ANYTHING, store=str(store)), Question.FOREIGN_SCRIPT)
-
-    def _asked(self, trial: Trial, question: Question, seconds: float | None = None) -> Document:
-        limits = self._limits(seconds)
-        asked = replace(trial, question=question)
-        known = asked.key, asked.store
-        if known not in self._told:
-            outcome = self.workers.run(asked, limits=limits, fresh=True)
-            if outcome.error is not None or outcome.signature is not None:
-                died = outcome.signature is not None
-                raise NoAnswer(f"{question.value}: {_how(outcome, limits)}", died=died)
-            self._told[known] = outcome.value
-        return self._told[known]
-
-    def _limits(self, seconds: float | None) -> Limits:
-        limits = within(self.workers.limits, self.deadline)
-        return limits if seconds is None else replace(limits, run=min(limits.run, seconds))
-
-
-def _how(outcome: Outcome, limits: Limits) -> str:
-    """How a trial ended that did not answer; nothing was compiled in it, as a signature's summary would say."""
-    signature = outcome.signature
-    if outcome.error is not None or signature is None:
-        return outcome.error or ""
-    if outcome.seen.ended_for is not None:
-        return outcome.text.partition("\n")[0]
-    if signature.kind == "hang":
-        return f"it was not done after {limits.seconds(signature.phase):g} s"
-    return f"its process ended with {signature.signal}"
 
 
 class AsksTrials(Oracle[S]):

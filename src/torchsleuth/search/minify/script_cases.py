@@ -27,7 +27,6 @@ from torchsleuth.core.protocol.codec import Document
 from torchsleuth.core.protocol.trials import Outcome, Trial
 from torchsleuth.script_runtime.signature import Signature, fingerprint, signature_from_json
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.oracle import NoAnswer, Questions
 from torchsleuth.search.minify.python.oracle import (
     FIRST_RUN,
     LEAST_CLOCK,
@@ -37,6 +36,7 @@ from torchsleuth.search.minify.python.oracle import (
     run_whole,
 )
 from torchsleuth.search.minify.python.program import is_name, parsed, replace_each
+from torchsleuth.search.minify.states import NoAnswer, Questions
 from torchsleuth.search.workers.queue import TrialQueue
 from torchsleuth.torch_core.repro.assemble import graph_files
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script

@@ -20,8 +20,9 @@ from torchsleuth.core.processes.limits import Limits
 from torchsleuth.core.protocol.trials import Outcome, Question, Trial
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.minify.case_state import CannotMinify
-from torchsleuth.search.minify.oracle import AsksTrials, Questions
+from torchsleuth.search.minify.oracle import AsksTrials
 from torchsleuth.search.minify.python.program import Program
+from torchsleuth.search.minify.states import Questions
 from torchsleuth.search.workers.queue import TrialQueue
 
 # A smaller program that takes this much longer than the whole one goes round in circles; so does one that computes so
