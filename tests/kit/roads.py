@@ -35,7 +35,7 @@ from torchsleuth.core.protocol.codec import from_json, plain
 from torchsleuth.core.protocol.failures import Failure
 from torchsleuth.core.protocol.steps import Done, Order, Refused
 from torchsleuth.core.protocol.trials import Outcome, Trial
-from torchsleuth.front.supervise import case_at_work, program_runs, road, settle, whole_program
+from torchsleuth.front.supervise import case_at_work, program_runs, road, second_look, whole_program
 from torchsleuth.front.supervise.host import StepRefused
 from torchsleuth.front.supervise.program import Supervised
 from torchsleuth.front.supervise.program_runs import Program, ProgramRun, Watch
@@ -376,7 +376,7 @@ def walk(
     with contextlib.ExitStack() as stack:
         for module in (road, whole_program):
             stack.enter_context(mock.patch.object(module, "processes_for", processes_for))
-        for module in (program_runs, settle):
+        for module in (program_runs, second_look):
             stack.enter_context(mock.patch.object(module, "run_unseen", run_unseen))
             # Else a process is started that would clean up after this one.
             stack.enter_context(mock.patch.object(module, "scratch", lambda: decisions.scratch))

@@ -18,7 +18,8 @@ from torchsleuth.front.supervise.case_at_work import CaseAtWork, Processes
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import ProgramRun
 from torchsleuth.front.supervise.scripts import ScriptRun
-from torchsleuth.front.supervise.settle import NoSecondLook, second_look, settle_graph
+from torchsleuth.front.supervise.second_look import NoSecondLook, second_look
+from torchsleuth.front.supervise.settle import settle_graph
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.watched.flight import write_json
 from torchsleuth.watched.graph_record import RecordedGraph

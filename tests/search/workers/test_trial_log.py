@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchsleuth.core.protocol.trials import Outcome
 from torchsleuth.script_runtime.signature import Signature
 from torchsleuth.search.workers.failure_rate import repeats_for
-from torchsleuth.search.workers.queue import TrialLog, is_answer, surroundings
+from torchsleuth.search.workers.trial_log import TrialLog, is_answer, surroundings
 
 EXPECTED = Signature("compile_error", "compile", ("KeyError",), "no lowering")
 FAILED = Outcome(EXPECTED, 0.5, text="Traceback")

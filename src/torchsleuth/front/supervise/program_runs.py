@@ -45,8 +45,6 @@ TAIL_BYTES = 64 << 10
 COMPARING = 4
 # Of the time that is left, the share for a second run of the program.
 SHARE = 0.5
-# Loading torch is not in what is known of a first run, and a second one writes more.
-START_SECONDS, SLOWER = 15.0, 1.5
 
 Say = Callable[[str], None]
 Caught = tuple[CaseFolder, WatchedProcess]
@@ -394,18 +392,6 @@ def cases_of_run(
 
 
 # -- the same run once more, its records beside those of the first
-
-
-def too_long_again(first: float, left: float) -> str | None:
-    """Why there is no time to run a program again of which the first run took `first` seconds; None where there is.
-
-    >>> too_long_again(5.0, 100.0), too_long_again(5.0, 20.0)
-    (None, 'to run the program once more takes about 30 s, and there are 20 s for that (--budget)')
-    """
-    needed, left = (first + START_SECONDS) * SLOWER, max(0.0, left)
-    if needed <= left:
-        return None
-    return f"to run the program once more takes about {needed:.0f} s, and there are {left:.0f} s for that (--budget)"
 
 
 def record_again(

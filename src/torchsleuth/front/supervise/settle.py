@@ -1,9 +1,8 @@
 """What fails by itself, and whether that is the program's own fault: every retry on the road is in here.
 
 A script of the graph that failed comes first, then one of the graph that Dynamo captured, with its backward; a hang is
-named by the phase in which its script hangs. Where none fails by itself the program runs once more: it is told which
-calls the failure came from, and before those everything that they see is kept, all values with views and shared memory
-and the state of the random numbers. The scripts of both levels are tried again with that.
+named by the phase in which its script hangs. Where none fails by itself the program runs once more, everything kept
+(`second_look.py`), and the scripts of both levels are tried again with that.
 
 Of the scripts that a search wrote the most readable one that fails becomes repro.py: a small function under
 `torch.compile` comes first, the exact script, which needs a runtime file beside it, last.
@@ -11,36 +10,26 @@ Of the scripts that a search wrote the most readable one that fails becomes repr
 
 from __future__ import annotations
 
-import contextlib
 import json
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from torchsleuth.core.cases.door import text_inside
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.cases.model import Case, Triage, Verified
+from torchsleuth.core.cases.model import Triage, Verified
 from torchsleuth.core.cases.record import read_record
-from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
+from torchsleuth.core.cases.spool import WatchedProcess
 from torchsleuth.core.change_table import UNCOMPILED
-from torchsleuth.core.criteria import ONCE_MORE, Answer
-from torchsleuth.core.processes.child import scratch
+from torchsleuth.core.criteria import Answer
 from torchsleuth.core.protocol.codec import from_json
-from torchsleuth.core.protocol.failures import Failure, RecordedCall
+from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.core.protocol.steps import CHECKPOINTS, REPRO, ScriptToVerify, Verification
-from torchsleuth.core.watching import Settings
 from torchsleuth.front.supervise.case_at_work import ORIGINAL, OTHER_LEVEL, CaseAtWork, phase_clock
-from torchsleuth.front.supervise.program_runs import (
-    SHARE,
-    run_unseen,
-    too_long_again,
-    watch_for,
-)
 from torchsleuth.front.supervise.scripts import ScriptRun, ScriptRunner
+from torchsleuth.front.supervise.second_look import second_look
 from torchsleuth.torch_core.repro.assemble import (
     CALL,
     LevelScript,
@@ -56,10 +45,6 @@ LEAST_SECONDS = 20.0
 MOST_SECONDS = 40.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
-
-
-class NoSecondLook(SleuthError):
-    """The program was not run once more, or did not fail again; says why."""
 
 
 # -- a graph
@@ -131,58 +116,6 @@ def _verified(run: ScriptRun, why: str | None) -> Verified:
         return Verified(1, 1, True)
     said = run.summary if run.answer is Answer.CANNOT_TELL else f"{NO_GRAPH_FAILS} ({run.words})"
     return Verified(1, 0, False, error="; ".join(filter(None, [said, why])))
-
-
-# -- the program once more, everything kept
-
-
-@contextlib.contextmanager
-def second_look(work: CaseAtWork, process: WatchedProcess) -> Iterator[tuple[Path, WatchedProcess]]:
-    """The folder of the failing graph's record, from another run of the program, and the process that left it.
-
-    Used as `with second_look(work, process) as (record, again): ...`; both are gone afterwards.
-    """
-    program, known = work.program(), work.case
-    if program.from_stdin:
-        raise NoSecondLook("the program was read from the standard input, which cannot be read again")
-    seen = datetime.fromisoformat(known.last_seen or known.created).timestamp()
-    left = work.left * SHARE
-    if (why := too_long_again(max(0.0, seen - float(process.facts["started"])), left)) is not None:
-        raise NoSecondLook(why)
-    with tempfile.TemporaryDirectory(dir=scratch()) as spool:
-        settings = Settings(
-            spool,
-            level=4 if known.kind == "accuracy" else 2,
-            keep=tuple((str(graph), int(number)) for graph, number in known.extra.get("calls") or ()),
-            synchronised=known.device != "cpu" and known.kind == "runtime_error",
-        )
-        ended = run_unseen(
-            program,
-            settings,
-            time.monotonic() + left,
-            timeout=watch_for(known).timeout,
-            enough=lambda: _same_failure(known, spool) is not None,
-        )
-        found = _same_failure(known, spool, ended.lost)
-        if found is None:
-            late = f"was not done after {left:.0f} s" if ended.late else "did not fail in the same way"
-            raise NoSecondLook(f"the program, run once more, {late}")
-        yield found
-
-
-def _same_failure(
-    case: Case, spool: str, lost: Sequence[tuple[WatchedProcess, Failure]] = ()
-) -> tuple[Path, WatchedProcess] | None:
-    """Where the failing graph's record lies; one of the very graph first, if the failure came in several."""
-    reported = [(process, each) for process in watched_processes(Path(spool)) for each in process.failures()]
-    same = [
-        (Path(each.record), process)
-        for process, each in [*reported, *lost]
-        if each.record and ONCE_MORE.same(case.signature, each.signature)
-    ]
-    wanted = [str(graph) for graph, _ in case.extra.get("calls") or ()]
-    same.sort(key=lambda found: read_record(found[0] / "record.json").hash not in wanted)
-    return same[0] if same else None
 
 
 # -- a call that could not be captured

@@ -40,9 +40,9 @@ from torchsleuth.front.supervise.program_runs import (
     record_again,
     recorded,
     run_program,
-    too_long_again,
 )
 from torchsleuth.front.supervise.road import investigate, minify
+from torchsleuth.front.supervise.second_look import too_long_again
 
 # Of what is left, for making a whole program small; the rest is for runs with less of it compiled.
 SHARE_FOR_A_PROGRAM = 0.5

@@ -40,7 +40,7 @@ from torchsleuth.search.minify.python.program import Program, lines_of, parsed
 from torchsleuth.search.minify.python.reduce import DoesNotFail, ReducedProgram, reduce_program
 from torchsleuth.search.minify.script_cases import standing_alone
 from torchsleuth.search.minify.states import Questions
-from torchsleuth.search.workers.queue import TrialLog, surroundings
+from torchsleuth.search.workers.trial_log import TrialLog, surroundings
 from torchsleuth.torch_core.repro.program import PROGRAM, program_script
 
 

@@ -34,7 +34,8 @@ from torchsleuth.core.protocol.codec import Document, from_json, to_json
 from torchsleuth.core.protocol.files import write_whole
 from torchsleuth.core.protocol.trials import Hello, Outcome, Question, Trial
 from torchsleuth.search.workers.pool import Workers
-from torchsleuth.search.workers.queue import Ticket, TrialQueue, settings_in
+from torchsleuth.search.workers.queue import Ticket, TrialQueue
+from torchsleuth.search.workers.trial_log import settings_in
 
 # For a node to unpack torchsleuth and to load torch from a cold disk.
 READY_SECONDS = 300.0
