@@ -211,3 +211,31 @@ def test_a_crash_that_comes_without_the_compiler_too_is_not_the_crash_looked_for
     outcome = workers.run(dataclasses.replace(trial, must_pass_in_eager=True))
     assert (outcome.signature.kind, outcome.signature.phase) == ("crash", "eager")
     assert not outcome.fails_like(crash)
+
+
+SEVERAL_KERNELS = """\
+class Repro(torch.nn.Module):
+    def forward(self, a):
+        b = torch.ops.aten.cumsum.default(a, 0)
+        c = torch.ops.aten.cos.default(b)
+        d = torch.ops.aten.cumsum.default(c, 1)
+        e = torch.ops.aten.amax.default(d, [1])
+        return (e,)
+"""
+
+
+@pytest.mark.parametrize(("kind", "together"), [("accuracy", True), ("runtime_error", False)])
+def test_where_only_numbers_count_the_kernels_of_a_trial_are_built_at_once(workers, kind, together):
+    before = set(built(workers))
+    expected = Signature(kind, "run", outputs=("outputs[0]",) if kind == "accuracy" else ())
+    one_call = _trial("a", expected, "", level="aot")
+    inputs = describe_inputs([torch.ones(16, 16)]).to_json()
+    outcome = workers.run(dataclasses.replace(one_call, graph=SEVERAL_KERNELS, inputs=inputs))
+    assert outcome.error is None and outcome.signature is None
+    kernels = [path.read_text().count("void kernel_") > 1 for path in set(built(workers)) - before]
+    assert kernels and any(kernels) is together
+
+
+def built(workers):
+    """The source files of kernels that its trials have built."""
+    return (workers.folder / "kernels").rglob("*.main.cpp")

@@ -46,7 +46,7 @@ _NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes
 def built_together() -> Iterator[Callable[[], None]]:
     """Inside, the C++ kernels of a generated module are built in few source files, when what this gives is called.
 
-    Used as `with built_together() as build: module = load(); build()`.
+    Used as `with built_together() as build: module = load(); build()`; else the first kernel that runs does it.
     """
     compiling: Any = importlib.import_module("torch._inductor.async_compile").AsyncCompile
     caching: Any = importlib.import_module("torch._inductor.codecache")
@@ -64,7 +64,7 @@ def built_together() -> Iterator[Callable[[], None]]:
 
             if not _can_share(argtypes, source):
                 return alone()
-            waiting.append(_Kernel(tuple(argtypes), source, alone))
+            waiting.append(_Kernel(tuple(argtypes), source, alone, build))
             return waiting[-1]
 
         return cpp_pybinding
@@ -85,10 +85,13 @@ class _Kernel:
     argtypes: tuple[str, ...]
     source: str
     alone: Callable[[], Any]
+    build: Callable[[], None]
     run: Callable[..., None] | None = None
 
     def __call__(self, *args: Any) -> None:
-        assert self.run is not None, "the kernels are built before they run"
+        if self.run is None:
+            self.build()
+        assert self.run is not None
         self.run(*args)
 
 
