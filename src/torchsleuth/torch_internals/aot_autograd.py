@@ -179,3 +179,24 @@ def compiling_inside_traces() -> AbstractContextManager[Any] | None:
     if not hasattr(config, "force_compile_during_fx_trace"):
         return None
     return config.patch(force_compile_during_fx_trace=True)
+
+
+# Views of a result stand between it and the function that made it.
+_VIEWS = 16
+
+
+def compiled_function_of(results: Sequence[torch.Tensor]) -> Any:
+    """The function of AOTAutograd's that made one of these; its `compiled_bw` is None until its backward is compiled.
+
+    >>> compiled_function_of([torch.ones(2, requires_grad=True).exp()]) is None
+    True
+    """
+    nodes = [result.grad_fn for result in results]
+    for place in range(_VIEWS):
+        if place == len(nodes):
+            break
+        made = getattr(nodes[place], "_forward_cls", None)
+        if hasattr(made, "compiled_bw"):
+            return made
+        nodes += [each for each, _ in getattr(nodes[place], "next_functions", ())]
+    return None

@@ -52,6 +52,7 @@ from torchsleuth.torch_core.compare.verdict.look import (
     path_of_joint,
 )
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
+from torchsleuth.torch_internals.aot_autograd import compiled_function_of
 from torchsleuth.torch_internals.modes import Switches
 from torchsleuth.torch_internals.tensors import CannotHand, transforms_ended
 from torchsleuth.watched import failures
@@ -184,7 +185,7 @@ def checked_call(
                 state,
                 graph.flight.failed,
                 Switches.now(),
-                _is_cut_off(result),
+                compiled_function_of(_training(result)),
                 counted,
             )
     return result
@@ -341,11 +342,6 @@ def tolerances_again(apart: Mapping[str, float], wrong: Sequence[str]) -> dict[s
     return {path: far * (0.5 if path in places else 4.0) for path, far in apart.items()}
 
 
-def _is_cut_off(result: Any) -> bool:
-    """Whether nothing of it leads back to what it was computed from, though it is to be trained: no backward comes."""
-    return all(output.grad_fn is None for output in _training(result))
-
-
 def _training(result: Any) -> list[torch.Tensor]:
     return [o for o in tensors_in([result]) if o.requires_grad]
 
@@ -355,8 +351,8 @@ class AwaitingBackward:
     """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
     `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
-    own: a backward mostly runs outside of autocast. The copies are `counted` as ours. Where the result is `cut_off`, no
-    backward of it will come.
+    own: a backward mostly runs outside of autocast. The copies are `counted` as ours. AOTAutograd made the result with
+    `function`; None where nothing leads back to it, and then no backward of it comes.
     """
 
     graph: GuardedGraph
@@ -365,7 +361,7 @@ class AwaitingBackward:
     state: RngState
     failed: int
     switches: Switches
-    cut_off: bool
+    function: Any
     counted: ExitStack
 
 
@@ -396,11 +392,8 @@ def check_gradients(watch: Watch) -> None:
 
 
 def _backward_to_come(call: AwaitingBackward) -> bool:
-    """Whether Inductor has compiled the forward alone so far: the backward that ran was another one."""
-    if call.cut_off:
-        return False
-    found = call.graph.watch.directions.get(call.graph.record.facts.compile_id)
-    return found is not None and "backward" not in found
+    """Whether the forward alone is compiled so far: the backward that ran was another one."""
+    return call.function is not None and call.function.compiled_bw is None
 
 
 def _made_again(call: AwaitingBackward) -> Differentiated:

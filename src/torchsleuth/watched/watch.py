@@ -25,7 +25,7 @@ from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
 from torchsleuth.torch_internals.frames import FrameCompile
-from torchsleuth.torch_internals.modes import outside_all_modes
+from torchsleuth.torch_internals.modes import outside_all_modes, tracing_under_way
 from torchsleuth.torch_internals.saved_code import (
     SavedCode,
     forget_cached_graphs,
@@ -89,7 +89,6 @@ class Watch:
         self.budget = CheckBudget.of(settings)
         self.looked_at: set[tuple[str, ...]] = set()  # graphs whose result was compared, however that ended
         self.said: set[tuple[int, str]] = set()  # of what was not looked at
-        self.directions: dict[str | None, set[str]] = {}  # of the graphs that Inductor got, by compile
         self.awaiting_backward: dict[int, shadow.AwaitingBackward] = {}
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
@@ -272,7 +271,6 @@ class Watch:
         settings = _settings("aot", "inductor", compile_kwargs=kwargs)
         if kwargs.get("is_backward"):
             settings = replace(settings, direction="backward")
-        self.directions.setdefault(compile_id, set()).add(settings.direction)
         return GraphOrigin(
             settings,
             compile_id=compile_id,
@@ -384,7 +382,8 @@ class Watch:
         """The autograd engine runs: what fails in there and was seen at no other seam is a backend's own backward."""
         try:
             result = run()
-            if self.awaiting_backward and not self.suspended:
+            # AOTAutograd runs the engine, too, while it traces what forward and backward do: that is no backward.
+            if self.awaiting_backward and not self.suspended and not tracing_under_way():
                 shadow.check_gradients(self)
             return result
         except Exception as error:
