@@ -5,8 +5,9 @@
 A piece is a program and what torchsleuth prints about it. Code is taken out of the printed text and put where that says; words
 are followed by an edit, and have to stand in the text. Breaks and recompilations are counted before and after, in one process,
 with nothing in any compile cache; those marked "verb" by `torchsleuth explain` and `recompiles` themselves, whose numbers of a
-trial have to come true to the last. With --corpus (as `real.py` has it) the workarounds of `torchsleuth run` are pasted into
-real programs: bare, each in an empty compile cache, they fail without, and pass or print what they print uncompiled with it.
+trial have to come true to the last. With --runs the workarounds of `torchsleuth run` are pasted into programs of ours, with --corpus
+(as `real.py` has it) into real ones: bare, each in an empty compile cache, they fail without, and pass or print what they print
+uncompiled with it; and what `torchsleuth profile` says to paste makes the compile as much shorter as it has to.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from advice_runs import PROFILES, WORKAROUNDS, NotFollowed, cure, one, workaround
+
 Edit = Callable[[str, str], str]  # the program's text, and what was printed about it
 SEVERAL = "compiled = torch.compile(f, backend=BACKEND)\n"
-
-
-class NotFollowed(Exception):
-    """The advice is not there, or cannot be applied as it stands."""
 
 
 # -- ways to apply what is printed
@@ -77,13 +76,6 @@ def words(says: str, *edits: tuple[str, str]) -> Edit:
         return program
 
     return follow
-
-
-def one(pattern: str, printed: str) -> str:
-    found = list(dict.fromkeys(re.findall(pattern, printed)))
-    if len(found) != 1:
-        raise NotFollowed(f"{found} found in: {printed}")
-    return found[0]
 
 
 # -- the pieces
@@ -372,92 +364,12 @@ def at_the_end(piece: Piece, printed: str) -> str:
     return below_import(program, "\n".join(below)) if below else program
 
 
-# -- workarounds of real programs
-
-
-def workaround(program: Path, options: list[str]) -> dict[str, Any]:
-    """A real program bare, uncompiled, and bare with the workaround that `run` recommends."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        text = program.read_text()
-        bare, eager = (
-            bare_run(text, folder / "bare"),
-            bare_run(text, folder / "eager", TORCH_COMPILE_DISABLE="1"),
-        )
-        environment = {
-            **os.environ,
-            "TORCHSLEUTH_CASES": str(folder / "cases"),
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "c"),
-        }
-        command = [sys.executable, "-m", "torchsleuth", "run", "--budget", "240", *options, str(program)]
-        subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        from torchsleuth.core.cases.model import best_workaround, read_case
-
-        found = [
-            best_workaround(read_case(path.parent).workarounds or ())
-            for path in folder.glob("cases/*/case.json")
-        ]
-        best = next((each for each in found if each is not None), None)
-        if best is None:
-            return {
-                "what": "workaround",
-                "before": bare[0],
-                "after": None,
-                "holds": False,
-                "why": "none was found",
-            }
-        try:
-            after = bare_run(with_workaround(text, best.how), folder / "after")
-        except NotFollowed as why:
-            return {"what": "workaround", "before": bare[0], "after": None, "holds": False, "why": str(why)}
-        holds = after[0] == 0 and bare != eager and (after[1] == eager[1] or bare[0] != 0)
-        row = {
-            "what": "workaround",
-            "before": f"status {bare[0]}",
-            "after": f"status {after[0]}",
-            "holds": holds,
-        }
-        return {**row, "piece": best.name, "as_eager": after[1] == eager[1]}
-
-
-def bare_run(text: str, folder: Path, **more: str) -> tuple[int, str]:
-    folder.mkdir()
-    (folder / "program.py").write_text(text)
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), **more}
-    try:
-        ran = subprocess.run(
-            [sys.executable, "program.py"],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, ""
-    return ran.returncode, ran.stdout
-
-
-def with_workaround(text: str, how: str) -> str:
-    """The program with the lines where they say: above a function, as arguments of torch.compile, or below `import torch`."""
-    first = how.splitlines()[0]
-    if first.startswith("@"):
-        name = re.search(r"above `((?:def|class) \w+)` in [\w.]+:\d+", how)
-        if name is None or f"{name[1]}" not in text:
-            raise NotFollowed(how)
-        return re.sub(rf"^( *)({name[1]}\b)", rf"\1{first}\n\1\2", text, count=1, flags=re.MULTILINE)
-    given = re.fullmatch(r"torch\.compile\(model, (.*)\)", first)
-    if given is not None:
-        text = re.sub(r"@torch\.compile\n", f"@torch.compile({given[1]})\n", text)
-        return re.sub(r"torch\.compile\((?!\w+=)([\w.()]+)", rf"torch.compile(\1, {given[1]}", text)
-    return re.sub(r"^import torch$", lambda found: f"import torch\n{how}", text, count=1, flags=re.MULTILINE)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--runs", action="store_true")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -474,13 +386,19 @@ def main() -> None:
         if not rows.get(name, {}).get("holds") and name.startswith(wanted):
             with tempfile.TemporaryDirectory() as folder:
                 keep(name, followed(piece, Path(folder)))
+    for name, (text, given) in WORKAROUNDS.items() if options.runs else ():
+        if name.startswith(wanted) and not rows.get(name, {}).get("holds"):
+            keep(name, workaround(text, given))
+    for name, text in PROFILES.items() if options.runs else ():
+        if name.startswith(wanted) and not rows.get(name, {}).get("holds"):
+            keep(name, cure(text))
     if options.corpus is not None:
         from real import OPTIONS
 
         for about in json.loads((options.corpus / "expected.json").read_text()):
             name = about["program"]
             if name.startswith(wanted) and not rows.get(name, {}).get("holds"):
-                keep(name, workaround(options.corpus.resolve() / name, OPTIONS.get(about["kind"], [])))
+                keep(name, workaround((options.corpus / name).read_text(), OPTIONS.get(about["kind"], [])))
     print_rows(rows)
 
 
