@@ -234,6 +234,16 @@ def test_a_header_that_an_ended_trial_was_precompiling_is_not_left_half_written(
     assert not header.exists()
 
 
+def test_where_no_server_can_follow_one_that_was_killed_nobody_waits_for_ever(workers, monkeypatch):
+    def refused(*_arguments: object, **_more: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    workers.wait_ready()
+    monkeypatch.setattr("torchsleuth.search.workers.pool.begin_call", refused)
+    outcome = workers.submit(trial("kill_server")).result(timeout=60)
+    assert "Resource temporarily unavailable" in outcome.error
+
+
 def test_a_server_that_cannot_start_is_an_error_that_says_why(tmp_path):
     broken = {**os.environ, "PYTHONHOME": str(tmp_path)}
     with Workers(1, warm_up=None, environment=broken) as workers:

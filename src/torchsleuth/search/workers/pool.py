@@ -151,9 +151,11 @@ class Workers(TrialQueue):
                     for message in frames.feed(data):
                         self._receive(message)
             with self._lock:
-                if self._closed:
-                    break
-                self._replace_server()
+                if not self._closed:
+                    try:
+                        self._replace_server()
+                    except BaseException as error:  # whatever it is, somebody waits for an answer
+                        self._give_up(f"{type(error).__name__}: {error}")
                 if self._closed:
                     break
 
@@ -197,16 +199,16 @@ class Workers(TrialQueue):
         lost = [ticket for ticket in self._running.values() if not ticket.cancelled()]
         self._running.clear()
         if self._failed_starts >= STARTS:
-            self._give_up(lost)
+            self._queue.extendleft(reversed(lost))
+            self._give_up((self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip())
             return
         self._try_again(lost, "the trial's supervisor was killed twice while it ran")
         self._start()
 
-    def _give_up(self, lost: list[Ticket]) -> None:
+    def _give_up(self, said: str) -> None:
         self._closed = True
-        said = (self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip()
         why = f"no process to run trials in could be started: {said[-500:] or 'it ended without a word'}"
-        for ticket in [*lost, *self._queue]:
+        for ticket in [*self._running.values(), *self._queue]:
             ticket._settle(Outcome(None, 0.0, error=why))
         self._queue.clear()
 
