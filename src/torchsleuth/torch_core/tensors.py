@@ -50,11 +50,7 @@ REBUILT_FORMS = ("strided", "conj", "neg", "zero", "mkldnn")
 
 
 class Unsupported(Exception):
-    """An input that cannot be rebuilt faithfully; `reason` is one plain sentence."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """An input that cannot be rebuilt faithfully, and why, in one plain sentence."""
 
 
 class StorageWriter(Protocol):

@@ -116,9 +116,8 @@ def _partitioner(name: str) -> Callable[..., Any]:
     partitioners = importlib.import_module("functorch.compile")
     if name == "default":
         return partitioners.default_partition
-    if name == "inductor":
-        return functools.partial(partitioners.min_cut_rematerialization_partition, compiler="inductor")
-    return partitioners.min_cut_rematerialization_partition
+    min_cut = partitioners.min_cut_rematerialization_partition
+    return functools.partial(min_cut, compiler="inductor") if name == "inductor" else min_cut
 
 
 def _settings(plan: AotPlan) -> AbstractContextManager[Any]:

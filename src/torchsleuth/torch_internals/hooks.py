@@ -94,16 +94,8 @@ def hook_backend_calls(handler: Callable[[BackendCall], Callable[..., Any]]) -> 
             options = backend_options(backend, kwargs)
             backend = user_backend(backend)
             name = getattr(self, "_compiler_name", None) or getattr(self, "__name__", type(backend).__name__)
-            return handler(
-                BackendCall(
-                    backend=backend,
-                    name=str(name),
-                    options=options,
-                    graph=gm,
-                    inputs=example_inputs,
-                    compile=lambda g, i: settled(original(self, g, i, **kwargs)),
-                )
-            )
+            compile_it = lambda g, i: settled(original(self, g, i, **kwargs))  # noqa: E731
+            return handler(BackendCall(backend, str(name), options, gm, example_inputs, compile_it))
 
         return call
 

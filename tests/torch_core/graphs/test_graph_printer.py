@@ -211,7 +211,7 @@ def test_constants_are_read_although_a_fake_mode_is_active():
 def test_what_cannot_be_written_is_refused_with_the_reason(gm, says):
     with pytest.raises(Unprintable, match=says) as refused:
         print_graph(gm)
-    assert refused.value.reason.endswith(".") and "\n" not in refused.value.reason
+    assert str(refused.value).endswith(".") and "\n" not in str(refused.value)
 
 
 def test_a_module_that_is_not_torchs_is_refused():

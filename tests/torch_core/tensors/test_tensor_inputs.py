@@ -173,7 +173,7 @@ def test_describing_adds_no_guard():
 def test_what_cannot_be_rebuilt_is_refused(value, says):
     with pytest.raises(Unsupported, match=says) as refused:
         describe_inputs([value])
-    assert "\n" not in refused.value.reason
+    assert "\n" not in str(refused.value)
 
 
 def test_a_description_of_another_schema_is_refused():

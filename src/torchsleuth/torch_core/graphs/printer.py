@@ -129,7 +129,7 @@ def _forward_lines(gm: torch.fx.GraphModule, path: str, page: _Page) -> list[str
                 continue
             text = _statement(node, gm, variables, page)
         except Unprintable as refused:
-            raise Unprintable(_about(node, refused.reason)) from None
+            raise Unprintable(_about(node, str(refused))) from None
         line = source_line(node)
         if line is not None:
             page.nodes[path + node.name] = line

@@ -22,7 +22,6 @@ from torchsleuth.script_runtime.inputs import read_storage, view_storage
 from torchsleuth.torch_core.graphs.spelling import Unprintable, Vocabulary, expression
 from torchsleuth.torch_core.tensors import (
     REBUILT_FORMS,
-    InputsDescription,
     ScalarSpec,
     StorageWriter,
     SymbolSpec,
@@ -32,6 +31,8 @@ from torchsleuth.torch_core.tensors import (
     describe_scalar,
     describe_tensor,
     memory_of,
+    plain,
+    tensor_spec,
 )
 from torchsleuth.torch_internals.schemas import may_write
 from torchsleuth.torch_internals.tensors import (
@@ -207,8 +208,7 @@ def recording_to_json(recording: Recording, store: StorageWriter | None) -> dict
             if store is not None and values is not None and value.memory not in kept:
                 kept[value.memory] = store.write_storage(values)
             spec = replace(value.spec, storage=kept.get(value.memory))
-            described = InputsDescription((spec,)).to_json()["inputs"][0]
-            return {"tensor": described, "memory": value.memory, "identity": value.identity}
+            return {"tensor": plain(vars(spec)), "memory": value.memory, "identity": value.identity}
         if isinstance(value, ScalarSpec):
             return {"symbolic": asdict(value)}
         try:
@@ -230,11 +230,7 @@ def recording_from_json(doc: Document, graph: torch.fx.GraphModule, folder: Path
 
     def read(value: Document) -> Recorded:
         if "tensor" in value:
-            spec = InputsDescription.from_json(
-                {"schema": 1, "inputs": [value["tensor"]], "symbols": {}}
-            ).inputs[0]
-            assert isinstance(spec, TensorSpec)
-            return RecordedTensor(spec, value["memory"], value["identity"])
+            return RecordedTensor(tensor_spec(value["tensor"]), value["memory"], value["identity"])
         if "symbolic" in value:
             return ScalarSpec(**value["symbolic"])
         return eval(value["plain"], dict(_PLAIN_SCOPE)) if "plain" in value else OPAQUE

@@ -215,11 +215,7 @@ def _public_names(loaded: int) -> dict[int, str]:
 
 
 class Unprintable(Exception):
-    """A graph holds something that Python source cannot express; `reason` is one plain sentence."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A graph holds something that Python source cannot express: what, in one plain sentence."""
 
 
 def expression(value: object, variables: Mapping[torch.fx.Node, str], words: Vocabulary) -> str:
@@ -347,14 +343,10 @@ def _enum(value: object, words: Vocabulary) -> str | None:
     return f"{owner}.{name}" if found == value else None
 
 
-def _constant_symbol(value: object) -> str | None:
+def _constant_symbol(value: Any) -> str | None:
     """A symbolic number that is in truth a constant may be written; any other would lose its symbol."""
-    if isinstance(value, torch.SymInt):
-        known = value.node.maybe_as_int()
-    elif isinstance(value, torch.SymFloat):
-        known = value.node.maybe_as_float()
-    else:
-        known = value.node.maybe_as_bool()  # type: ignore[attr-defined]
+    asked = {torch.SymInt: "maybe_as_int", torch.SymFloat: "maybe_as_float", torch.SymBool: "maybe_as_bool"}
+    known = getattr(value.node, asked[type(value)])()
     return None if known is None else _of_known_type(known, repr)
 
 

@@ -131,22 +131,13 @@ def _loop_lines(statements: Sequence[_Statement], loop: _Loop, name: str, counte
 
 
 def _best_loop(statements: Sequence[_Statement]) -> _Loop | None:
-    found = [
-        loop
-        for first in range(len(statements))
-        for period in range(1, LONGEST_PERIOD + 1)
-        if (loop := _loop_at(statements, first, period)) is not None
-    ]
+    """The one that saves most; of each period at each place the longest is asked."""
+    found = []
+    for first, period in itertools.product(range(len(statements)), range(1, LONGEST_PERIOD + 1)):
+        turns = range(_same_shapes(statements, first, period), LEAST_TURNS - 1, -1)
+        longest = next(filter(None, (_loop_of(statements, first, period, n) for n in turns)), None)
+        found += [longest] if longest is not None and longest.saved >= LEAST_SAVED else []
     return max(found, key=lambda loop: (loop.saved, -loop.period), default=None)
-
-
-def _loop_at(statements: Sequence[_Statement], first: int, period: int) -> _Loop | None:
-    most = _same_shapes(statements, first, period)
-    for turns in range(most, LEAST_TURNS - 1, -1):
-        loop = _loop_of(statements, first, period, turns)
-        if loop is not None:
-            return loop if loop.saved >= LEAST_SAVED else None
-    return None
 
 
 def _same_shapes(statements: Sequence[_Statement], first: int, period: int) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -88,8 +87,7 @@ def written_inputs(graph: GraphModule) -> dict[str, str]:
     return {name: source for name, source in found.items() if source not in inputs}
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What a tensor is beside its elements."""
 
     dtype: torch.dtype
@@ -183,8 +181,7 @@ def differing(subject: Subject, tick: Tick, first: Measured) -> list[dict[str, A
             count += 1
             tick(count, len(first.values))
             now = _form(tensor)
-            fields = [field.name for field in dataclass_fields(Form)]
-            other = next((name for name in fields if getattr(now, name) != getattr(known.form, name)), None)
+            other = next((n for n, a, b in zip(Form._fields, now, known.form) if a != b), None)
             if other is None and checksum(tensor) != known.bits:
                 other = "elements"
                 kept[known.node] = tensor.clone()

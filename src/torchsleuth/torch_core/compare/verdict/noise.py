@@ -186,13 +186,6 @@ class NoiseSource:
         """Which doubtful decisions are turned round in this run."""
         return doubtful & (self.uniform(doubtful.shape) > 0) if self.reverse_some else doubtful
 
-    def _grow(self, size: int) -> None:
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        self.pool = (torch.rand(size, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1).to(
-            self.device
-        )
-        self._factors.clear()
-
     def factors(self, amplitude: float, shape: torch.Size) -> torch.Tensor:
         """Random factors 1 + amplitude * x of a shape, a view of the pool."""
         key = (amplitude, self.scale)
@@ -218,7 +211,10 @@ class NoiseSource:
             last += step * (size - 1)
             width = max(width, last + 1)
         if self.pool.numel() < last + 1 + SHIFTS:
-            self._grow(last + 1 + SHIFTS)
+            generator = torch.Generator("cpu").manual_seed(self.seed)
+            drawn = torch.rand(last + 1 + SHIFTS, generator=generator, dtype=torch.float64, device="cpu")
+            self.pool = (drawn * 2 - 1).to(self.device)
+            self._factors.clear()
         return shape, tuple(reversed(strides)), self.random.randrange(SHIFTS)
 
     def perturb(self, tensor: torch.Tensor, plan: Perturbation, in_place: bool) -> torch.Tensor:
