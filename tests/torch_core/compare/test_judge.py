@@ -15,6 +15,7 @@ from torchsleuth.torch_core.compare.reference.rng import save_rng
 from torchsleuth.torch_core.compare.verdict.calibrate import UNCALIBRATED, healthy_graph
 from torchsleuth.torch_core.compare.verdict.evidence import gather
 from torchsleuth.torch_core.compare.verdict.judge import judge, judge_results
+from torchsleuth.torch_core.compare.verdict.look import Called, Numbers, looked_at
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, EAGER_SUSPECT, INCONCLUSIVE, WITHIN_NOISE
 
 LOW = [torch.bfloat16, torch.float16]
@@ -538,3 +539,15 @@ def test_what_is_wrong_is_said_once_with_digits_that_say_something():
     told = str(judge(graph, [x], lambda x: x * 1e30))
     assert told.startswith("DIVERGED") and told.count("times the rounding noise") == 1
     assert max(len(digits) for digits in re.findall(r"\d+", told)) <= 9
+
+
+@pytest.mark.parametrize("compiled", [1.0, -math.inf])
+def test_what_is_infinite_in_eager_alone_is_looked_at_and_wrong(compiled):
+    graph, numbers = fx.symbolic_trace(lambda x: 1.0 / x), Numbers(save_rng(), save_rng(), [])
+    look = looked_at(graph, Called([torch.zeros(4)], torch.full((4,), compiled), (), numbers))
+    assert list(look.apart) == ["outputs"] and look.verdict is not None and look.verdict.kind == DIVERGED
+
+
+def test_what_is_infinite_in_both_is_nothing_to_look_at():
+    graph, numbers = fx.symbolic_trace(lambda x: 1.0 / x), Numbers(save_rng(), save_rng(), [])
+    assert looked_at(graph, Called([torch.zeros(4)], torch.full((4,), math.inf), (), numbers)).verdict is None

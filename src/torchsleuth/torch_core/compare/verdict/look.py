@@ -193,7 +193,7 @@ def _beyond_last_bits(a: torch.Tensor, b: torch.Tensor) -> float:
     wide = torch.complex128 if a.is_complex() else torch.float64
     far = (a.to(wide) - b.to(wide)).abs()
     agree = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    agree |= far <= LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs()
+    agree |= torch.isfinite(far) & (far <= LAST_BITS * torch.finfo(a.dtype).eps * a.to(wide).abs())
     return min(float(torch.nan_to_num(far, nan=math.inf).masked_fill_(agree, 0.0).max()), 1e300)
 
 
