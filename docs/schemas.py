@@ -18,6 +18,7 @@ from typing import Any
 
 from torchsleuth.core.cases.model import Case
 from torchsleuth.front.observe.breaks import Breaks, GraphBreak, Tried
+from torchsleuth.front.observe.profile import CudaGraph
 from torchsleuth.front.observe.recompiles import FunctionRecompiles, Recompiles
 
 VERSION = 1
@@ -41,7 +42,8 @@ def schemas() -> dict[str, Any]:
     counts = dict.fromkeys(
         ("graph_count", "graph_break_count", "op_count", "functions", "recompilations"), NUMBER
     )
-    defs["explain"] = record(**run, **counts, breaks=breaks, tried=tried)
+    graphs = several(of(CudaGraph, defs))
+    defs["explain"] = record(**run, **counts, breaks=breaks, tried=tried, cuda_graphs=graphs)
     counts = dict.fromkeys(("recompilations", "compiles", "compiled_functions"), NUMBER)
     defs["recompiles"] = record(**run, **counts, functions=several(of(FunctionRecompiles, defs)), tried=tried)
     return {

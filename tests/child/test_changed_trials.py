@@ -1,5 +1,7 @@
 """What an experiment may change besides the compiler's parts: no backward, and lines a person would paste."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -43,3 +45,20 @@ def test_a_snippet_runs_first_and_the_process_serves_nobody_else(monkeypatch):
     inside.run_trial(trial(forward_only=True, snippet="torch.pasted_here = True"))
     assert torch.pasted_here
     assert not inside.still_good()
+
+
+def test_a_backend_of_ours_is_found_where_its_entry_point_is_not_installed(monkeypatch):
+    """From a source tree torch knows none of them; "Invalid backend" was taken for a failure of AOTAutograd's."""
+    from torch._dynamo.backends import registry
+    from torch._dynamo.exc import InvalidBackend
+
+    for table in ("_BACKENDS", "_COMPILER_FNS"):
+        kept = {k: v for k, v in getattr(registry, table).items() if not k.startswith("sleuth_")}
+        monkeypatch.setattr(registry, table, kept)
+    monkeypatch.setattr(registry, "_discover_entrypoint_backends", lambda: None, raising=False)
+    with pytest.raises(InvalidBackend):
+        registry.lookup_backend("sleuth_aot_eager")
+    graph = GRAPH.replace("torch.igamma(a, a)", "a.sin()")
+    asked = trial(backend="sleuth_aot_eager")
+    outcome = inside.run_trial(replace(asked, graph=graph, change=Change(backend="sleuth_aot_eager")))
+    assert (outcome.signature, outcome.error) == (None, None)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.changes import NOTHING, OWN_BACKEND
 from torchsleuth.core.criteria import SAME
 from torchsleuth.core.protocol.trials import EAGER, Outcome, Seen, Trial
 from torchsleuth.script_runtime import runner
@@ -119,8 +119,13 @@ def ready_trial(trial: Trial) -> runner.ReproTrial:
     use_threads()
     if _first_settings is None:
         _first_settings = saved_settings()
+    backend: Any = trial.change.backend
+    if backend is not None and backend.startswith(OWN_BACKEND):  # also where no entry points are installed
+        from torchsleuth.torch_internals.compile_overrides import backend_named
+
+        backend = backend_named(backend)
     options = argparse.Namespace(
-        backend=trial.change.backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
+        backend=backend, accuracy=None, tracing_mode=None, save_dir=trial.store or os.devnull
     )
     return runner.ReproTrial(_facts(trial), trial.graph, namespace_of(trial.imports, trial.embedded), options)
 

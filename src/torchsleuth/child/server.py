@@ -215,7 +215,8 @@ class Server:
                     self.fork_other(client, message)
                     if self.order is not None:
                         return
-                case RunTrial() if message.kernels and self.learning():
+                # What is found out is about the C++ compiler, of which a device's kernels know nothing.
+                case RunTrial() if message.kernels and message.serves != DEVICE and self.learning():
                     self.waiting.append(message)
                 case RunTrial():
                     self.start(message)

@@ -145,7 +145,7 @@ PRECISION_CASTS = setting(
     part="precision casts",
 )
 NO_FUSION = setting("max_fusion_size", "1", "fusion of kernels", part="fusion")
-NO_EPILOGUES = setting("epilogue_fusion", "False", "fusion into matrix products")
+NO_EPILOGUES = setting("epilogue_fusion", "False", "fusion into matrix products", part="epilogue")
 NO_PATTERNS = setting("pattern_matcher", "False", "pattern matching on graphs", part="pattern matcher")
 NO_CUDAGRAPHS = setting("triton.cudagraphs", "False", "CUDA graphs")
 # An operator whose result is used more than once is computed once; long chains of operators end sooner.
@@ -239,6 +239,14 @@ WITHOUT_FUSION = _without("without fusion of kernels", "fusion", {"fusion": {}})
 WITHOUT_INLINING = _without("without inlining of operators", "fusion", {"inlining": {}})
 WITHOUT_CUDAGRAPHS = _without("without CUDA graphs", "cudagraphs", {"cudagraphs": {}})
 WITHOUT_PATTERNS = _without("without patterns", None, {"patterns": {"but": NEEDED_PASSES}})
+
+
+WITHOUT_TEMPLATES = _without("without templates", "template", {"templates": {}})
+
+
+def one_choice(subsystem: str, name: str) -> Change:
+    """Of what autotuning chooses between, that one: `one_choice("templates", "triton_mm_3 for mm")`."""
+    return _without(f"with {name} alone", "autotune choice", {subsystem: {"keep": 0, "but": [name]}})
 
 
 def without_graph_passes(subsystems: Sequence[str]) -> Change:

@@ -332,3 +332,52 @@ def hook_fusion(on_loops: Callable[[str, str], None]) -> Callable[[], None]:
     after = ("torch._inductor.debug", "", "log_ir_post_fusion")
     shown = (("before", before), ("after", after))
     return all_of(replaced(*place, functools.partial(reporting, when)) for when, place in shown)
+
+
+def hook_cuda_graphs_left_out(on_reason: Callable[[str], None]) -> Callable[[], None]:
+    """Hands `on_reason` why a graph is to run without a CUDA graph, in torch's words. Before others import the name."""
+
+    def reporting(original: Callable[[str], None]) -> Callable[[str], None]:
+        def log_skip(text: str) -> None:
+            with contextlib.suppress(Exception):
+                on_reason(text)
+            original(text)
+
+        return log_skip
+
+    return replaced("torch._inductor.cudagraph_utils", "", "log_cudagraph_skip_and_bump_counter", reporting)
+
+
+def hook_recorded_cuda_graphs(on_record: Callable[[int, str | None, str], None]) -> Callable[[], None]:
+    """Tells each recording of a CUDA graph: torch's number of the function, its compile, why no recording fitted.
+
+    2.11..2.15: a recording answers whether it fits with a status, and a function that words the reason.
+    """
+    last: list[Callable[[], str]] = []
+
+    def asked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def check_invariants(self: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = original(self, *args, **kwargs)
+            if isinstance(answer, tuple) and getattr(answer[0], "name", "SUCCESS") != "SUCCESS":
+                last[:] = [answer[1]]
+            return answer
+
+        return check_invariants
+
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
+            with contextlib.suppress(Exception):
+                compiled = getattr(self, "id_to_compile_id", {}).get(function_id)
+                why = last.pop()() if last else ""
+                on_record(function_id.id, None if compiled is None else str(compiled), why)
+            return original(self, new_inputs, function_id)
+
+        return record_function
+
+    place = "torch._inductor.cudagraph_trees"
+    return all_of(
+        (
+            replaced(place, "CUDAGraphNode", "check_invariants", asked),
+            replaced(place, "CUDAGraphTreeManager", "record_function", recording),
+        )
+    )

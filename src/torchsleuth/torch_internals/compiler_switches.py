@@ -26,6 +26,8 @@ from torchsleuth.torch_internals.decompositions import python_decompositions
 from torchsleuth.torch_internals.places import replaced
 
 PATTERNS, INLINING, FUSION = "patterns", "inlining", "fusion"
+# What autotuning chooses between: templates for one call, and configurations of one of the user's Triton kernels.
+TEMPLATES, CONFIGURATIONS = "templates", "configurations"
 # Left out by name or altogether: which of them run is not known before they do.
 IN_PYTHON = "python_decompositions"
 
@@ -130,6 +132,10 @@ def _fusing(original: Any, leave_out: LeaveOut) -> Any:
     return can_fuse
 
 
+# What the name of a kernel says of one to which others are fused as an epilogue.
+OF_A_TEMPLATE = " of a template"
+
+
 def _with_nodes(kernel: Any) -> str:
     """A kernel before it is fused, and the nodes it computes: `op3 (mul_1, add_2)`."""
     found = {
@@ -138,7 +144,8 @@ def _with_nodes(kernel: Any) -> str:
         for origin in (getattr(part.node, "origins", None) or ())
         if origin.op.startswith("call_")
     }
-    return f"{kernel.get_name()} ({', '.join(sorted(found))})" if found else str(kernel.get_name())
+    name = f"{kernel.get_name()} ({', '.join(sorted(found))})" if found else str(kernel.get_name())
+    return f"{name}{OF_A_TEMPLATE}" if kernel.is_template() else name
 
 
 def nodes_fused(name: str) -> tuple[str, ...]:
@@ -175,11 +182,58 @@ def _matching(original: Any, leave_out: LeaveOut) -> Any:
     return asking_instead(make)(original)
 
 
+def _choosing(original: Any, leave_out: LeaveOut) -> Any:
+    """A call's kernel is one of torch's own or made from a template; where all templates are off, it needs another."""
+
+    def select(self: Any, name: str, choices: Any, *args: Any, **kwargs: Any) -> Any:
+        def is_template(choice: Any) -> bool:
+            return not any("ExternKernel" in each.__name__ for each in type(choice).__mro__)
+
+        kept = [
+            choice
+            for choice in choices
+            if not is_template(choice)
+            or not leave_out(TEMPLATES, f"{choice.name} for {name}", template_of(choice.name))
+        ]
+        return original(self, name, kept or choices, *args, **kwargs)
+
+    return select
+
+
+def template_of(choice: str) -> str:
+    """The template that a choice was made from, which has a number.
+
+    >>> template_of("triton_mm_12 for mm"), template_of("triton_flex_attention_0")
+    ('triton_mm', 'triton_flex_attention')
+    """
+    return choice.partition(" for ")[0].rstrip("0123456789").rstrip("_")
+
+
+def _configuring(original: Any, leave_out: LeaveOut) -> Any:
+    def define(
+        self: Any, kernel: Any, configs: Any, kwargs: Any, restored: Any, zeroed: Any, grids: Any, *more: Any
+    ) -> Any:
+        name = getattr(kernel, "__name__", "kernel")
+        kept = [i for i, each in enumerate(configs) if not leave_out(CONFIGURATIONS, f"{name}: {each}")]
+        if kept and len(grids) == len(configs):
+            configs, grids = [configs[i] for i in kept], [grids[i] for i in kept]
+        return original(self, kernel, configs, kwargs, restored, zeroed, grids, *more)
+
+    return define
+
+
 _HOOKS: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
     ("torch._inductor.compiler_bisector", "CompilerBisector", "disable_subsystem", _answering),
     ("torch._inductor.scheduler", "Scheduler", "can_fuse", _fusing),
     ("torch._inductor.graph", "GraphLowering", "run_node", _inlining),
     ("torch._inductor.pattern_matcher", "PatternMatcherPass", "apply", _matching),
+    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "__call__", _choosing),
+    (
+        "torch._inductor.codegen.wrapper",
+        "PythonWrapperCodegen",
+        "define_user_defined_triton_kernel",
+        _configuring,
+    ),
 )
 
 

@@ -135,7 +135,8 @@ def _kernel_name(kernel: object) -> str:
         function = function.fn
     name = str(getattr(function, "__name__", "kernel"))
     home = vars(sys.modules.get(str(getattr(function, "__module__", ""))) or sys)
-    return name if function is kernel or home.get(name) is kernel else f"{name}_configured"
+    held = home.get(name, kernel if function is kernel else None)
+    return name if held is kernel else f"{name}_configured"
 
 
 def triton_value(value: object) -> tuple[str, tuple[object] | None] | None:

@@ -2,7 +2,8 @@
 
 Acts: raise, raise_emulating (where the setting emulate_precision_casts is on), assert, segv, abort, bus, kill, exit, hang,
 native_hang (holding the GIL) while compiling; wrong (adds one to the result); run_raise, run_segv, run_abort, run_exit,
-run_hang when the compiled code runs.
+run_hang when the compiled code runs. `triton.exp:wrong` is one in the code that Triton is given, `template.mm:wrong` one in a
+template of Inductor's.
 """
 
 import contextlib
@@ -48,7 +49,36 @@ def install(text: str) -> None:
     name, _, act = text.partition(":")
     if act.startswith("run_"):
         after_import("torch", lambda: define_stumble(name, act.removeprefix("run_")))
-    after_import("torch._inductor.graph", lambda: patch(name, act))
+    room, _, rest = name.partition(".")
+    if room == "triton":
+        after_import("torch._inductor.codegen.triton", lambda: patch_triton(rest))
+    elif room == "template":
+        after_import("torch._inductor.select_algorithm", lambda: patch_template(rest))
+    else:
+        after_import("torch._inductor.graph", lambda: patch(name, act))
+
+
+def patch_triton(name: str) -> None:
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    original = getattr(TritonOverrides, name)
+    setattr(TritonOverrides, name, staticmethod(lambda *args: f"({original(*args)} + 1.0)"))
+
+
+def patch_template(wrong: str) -> None:
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    original = TritonTemplate.__init__
+
+    @functools.wraps(original)
+    def made(self, name, grid, source, *args, **kwargs):
+        begun = "acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)"
+        if name == wrong:
+            assert begun in source, source
+            source = source.replace(begun, begun.replace("tl.zeros(", "4.0 + tl.zeros("))
+        original(self, name, grid, source, *args, **kwargs)
+
+    TritonTemplate.__init__ = made
 
 
 def define_stumble(name: str, act: str) -> None:

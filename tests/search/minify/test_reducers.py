@@ -7,6 +7,7 @@ import torch
 
 from made_graphs import Oracle, aten, holds, node, shapes, traced
 from torchsleuth.script_runtime.symbolic_inputs import symbolic_inputs
+from torchsleuth.search.minify.contract import Input, _value_rank
 from torchsleuth.search.minify.engine import Engine
 from torchsleuth.search.minify.reducers.calls import (
     bypass,
@@ -29,7 +30,7 @@ from torchsleuth.search.minify.reducers.plainer import (
 from torchsleuth.search.minify.reducers.sizes import fewer_dimensions, smaller_sizes, static_sizes
 from torchsleuth.search.minify.states import checked, real_inputs, state_of
 from torchsleuth.torch_core.graphs.cut import calls_of
-from torchsleuth.torch_core.tensors import ScalarSpec
+from torchsleuth.torch_core.tensors import ScalarSpec, describe_tensor
 from torchsleuth.torch_internals.decompositions import fake_results
 
 
@@ -442,3 +443,12 @@ def test_numbers_that_are_drawn_stay_so_many_that_two_draws_differ():
     assert sizes(lambda x: aten.sin.default(x)) == [1, 1]
     rows, columns = sizes(lambda x: aten.bernoulli.p(x, 0.5))
     assert 32 <= rows * columns < 128
+
+
+@pytest.mark.parametrize(
+    ("values", "rank"), [([1.0, 1.0], 1), ([0.0, 0.0], 2), ([1.0, 2.0], 4), ([0.5, 2.0], 6)]
+)
+def test_numbers_of_eight_bits_are_as_plain_as_any(values, rank):
+    """They know no arithmetic: a graph with such inputs could not be made small at all."""
+    value = torch.tensor(values).to(torch.float8_e4m3fn)
+    assert _value_rank(Input("x", describe_tensor(value), value), False) == rank

@@ -60,6 +60,15 @@ def test_a_constant_comes_back_on_its_device():
     assert again.held.tolist()[0] == 1.5 and again.held.isnan().tolist() == [False, True]
 
 
+def without_comments(gm):
+    source = print_graph(gm).source
+    return [
+        text
+        for line in source.splitlines()
+        if (text := line.partition("  #")[0].rstrip()).strip("# ") and not line.lstrip().startswith("#")
+    ]
+
+
 def test_a_users_triton_kernel_is_read_back_equal_and_does_the_same():
     pytest.importorskip("triton")
 
@@ -71,6 +80,7 @@ def test_a_users_triton_kernel_is_read_back_equal_and_does_the_same():
     x = torch.randn(50, device="cuda")
     for captured in capture(program, x):
         again = restored(captured.gm)
-        assert print_graph(again).source == print_graph(captured.gm).source
+        # Lines and shapes beside the calls are those of the capture, which a graph that was read has not.
+        assert without_comments(again) == without_comments(captured.gm)
         [result] = again(x)
         assert torch.equal(result, 2 * x + 1)

@@ -59,6 +59,11 @@ KERNELS = """
     def tuned(source, target, count, BLOCK: tl.constexpr, EVEN: tl.constexpr):
         target[:count] = source[:count] + BLOCK
 
+    @triton.heuristics({"EVEN": lambda args: args["count"] % args["BLOCK"] == 0})
+    @triton.jit
+    def guessed(source, target, count, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+        target[:count] = source[:count] + BLOCK
+
     @triton.autotune(configs=configs(), key=["count"])
     @triton.jit
     def picked(source, target, count, BLOCK: tl.constexpr):
@@ -158,7 +163,7 @@ def reconfigured(kernel, *constants, **settings):
     return triton.autotune(configs=[triton.Config(each, **settings) for each in constants], key=[])(kernel)
 
 
-@pytest.mark.parametrize("which", ["double", "picked", "tuned", "configured", "made"])
+@pytest.mark.parametrize("which", ["double", "picked", "tuned", "guessed", "configured", "made"])
 def test_a_script_of_a_kernel_stands_alone(kernels, tmp_path, monkeypatch, which):
     """Helpers, constants, configurations from a function, heuristics, closures: all of it comes along."""
     even = [{"BLOCK": size, "EVEN": False} for size in (64, 128)]
@@ -166,6 +171,8 @@ def test_a_script_of_a_kernel_stands_alone(kernels, tmp_path, monkeypatch, which
         "double": (kernels.double, {"BLOCK": 64}, [-2.0, -4.0, -6.0, 0.0]),
         "picked": (kernels.picked, {}, [-65.0, -66.0, -67.0, 0.0]),
         "tuned": (reconfigured(kernels.tuned.fn.fn, *even), {}, [-65.0, -66.0, -67.0, 0.0]),
+        # Dynamo has asked the heuristics, and launches the kernel below them.
+        "guessed": (kernels.guessed.fn, {"BLOCK": 64, "EVEN": False}, [-65.0, -66.0, -67.0, 0.0]),
         "configured": (reconfigured(kernels.double, {}, num_warps=8), {"BLOCK": 64}, [-2.0, -4.0, -6.0, 0.0]),
         "made": (kernels.made(5), {"BLOCK": 64}, [-6.0, -7.0, -8.0, 0.0]),
     }[which]
@@ -179,6 +186,7 @@ def test_a_script_of_a_kernel_stands_alone(kernels, tmp_path, monkeypatch, which
         "double": "@triton.jit\ndef double",
         "picked": "configs=configs()",
         "tuned": "triton.Config({'BLOCK': 128, 'EVEN': False}",
+        "guessed": "guessed_configured = guessed.fn",
         "made": "do_not_specialize",
         "configured": "num_warps=8",
     }
@@ -237,3 +245,12 @@ def test_the_float64_reference_launches_a_kernel_on_the_dtypes_it_is_written_for
         assert result.dtype == torch.float64
         assert torch.allclose(result, torch.tensor([-2 / 3, -4 / 3, -2.0, 0.0], dtype=torch.float64))
     assert set(seen) == {(torch.float32, torch.float32)}
+
+
+def test_a_launch_keeps_all_of_its_arguments_while_a_graph_is_made_small(kernels):
+    """Which kernel it is was left out as an argument that has a default; the search ended with an error of ours."""
+    from torchsleuth.search.minify.reducers.calls import plainer_arguments
+    from torchsleuth.search.minify.states import state_of
+
+    edits = plainer_arguments(state_of(launching(kernels.double, BLOCK=64), [X]))
+    assert not [edit.what for edit in edits if "kernel_idx" in edit.what or "grid" in edit.what]

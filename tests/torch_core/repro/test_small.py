@@ -592,6 +592,17 @@ def test_a_wrong_result_is_also_written_with_the_numbers_of_the_search():
     assert torch.equal(scope["x"], in_trials) and scope["x"].stride() == in_trials.stride()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_script_of_a_wrong_result_on_a_device_is_written_where_none_is_to_be_seen(kept):
+    """The search host is shown no device, so it cannot make a tensor there."""
+    graph = small(lambda x, n: (torch.relu(x) + n,), torch.rand(3), torch.rand(2, 2), signature=WRONG)
+    first, second = (replace(given, spec=replace(given.spec, device="cuda:7")) for given in graph.inputs)
+    first = replace(first, value=torch.rand(3))
+    second = replace(second, value=torch.rand(2, 2)) if kept else graph.inputs[1]
+    texts = [script.text for script in small_scripts(replace(graph, inputs=(first, second)))]
+    assert texts and all("cuda:7')" in text for text in texts)
+
+
 def test_many_numbers_are_not_written_for_a_wrong_result():
     graph = small(lambda x: (torch.argmax(x),), torch.rand(200), signature=WRONG)
     assert all("torch.tensor(" not in script.text for script in small_scripts(graph))

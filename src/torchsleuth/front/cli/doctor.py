@@ -154,6 +154,11 @@ def _torch() -> list[Check]:
         fix = "not found; Inductor cannot compile for the GPU: pip install triton"
         broken = not torch.triton or torch.triton.startswith("broken")
         found.append(Check("triton", not broken, torch.triton or fix))
+        from torchsleuth.front.supervise.settle import compute_sanitizer
+
+        tool = compute_sanitizer()
+        says = "not found: of an illegal access the kernel is not named (it comes with the CUDA toolkit)"
+        found.append(Check("compute-sanitizer", tool is not None, tool or says, needed=False))
     return found
 
 

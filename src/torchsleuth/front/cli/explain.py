@@ -23,7 +23,13 @@ from torchsleuth.front.cli.observed import (
 from torchsleuth.front.cli.options import Function, ProgramCommand, budget_option
 from torchsleuth.front.cli.output import print_json, say, show
 from torchsleuth.front.observe.breaks import Breaks, break_lines, breaks_of
-from torchsleuth.front.observe.profile import Profile, profile_of
+from torchsleuth.front.observe.profile import (
+    CudaGraphs,
+    Profile,
+    cuda_graph_lines,
+    cuda_graphs_of,
+    profile_of,
+)
 from torchsleuth.front.observe.profile_text import profile_lines
 from torchsleuth.front.observe.recompiles import Recompiles, recompile_lines, recompiles_of
 from torchsleuth.front.report.pages import shorter, write_run
@@ -68,8 +74,8 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool, no_try: bool, budge
     torchsleuth explain --for 60 -m mypackage.train
     torchsleuth explain --fullgraph infer.py
     """
-    with observed_run(program, ("breaks",), change=Change(fullgraph=fullgraph)) as run:
-        found = breaks_of(run.events)
+    with observed_run(program, ("breaks", "cudagraphs"), change=Change(fullgraph=fullgraph)) as run:
+        found, cuda_graphs = breaks_of(run.events), cuda_graphs_of(run.events)
         seen = bool(found.breaks or found.graphs)
         change = Change(fullgraph=fullgraph)
         if any(each.reason.paste for each in found.breaks) and (
@@ -77,7 +83,7 @@ def explain_verb(program: ProgramToObserve, fullgraph: bool, no_try: bool, budge
         ):
             found = with_tried_lines(found, again)
         lines = break_lines(found, shorter) if seen else ()
-        _tell(program, run, "breaks", found, lines, no_graph=not seen)
+        _tell(program, run, "breaks", found, lines, no_graph=not seen, cuda_graphs=cuda_graphs)
     return run.status
 
 
@@ -89,15 +95,17 @@ def _tell(
     lines: Iterable[str],
     *,
     no_graph: bool,
+    cuda_graphs: CudaGraphs | None = None,
 ) -> None:
     """Keeps what was found in the run's folder, and shows it as the person asked for it."""
+    more = {} if cuda_graphs is None else cuda_graphs.to_json()
     page = write_run(run.folder, shlex.join(program.line[1:]), run.facts(), {name: found})
     if no_graph:
         say_no_graph(program, run)
     if program.as_json:
-        print_json({**run.facts(), **found.to_json()})
+        print_json({**run.facts(), **found.to_json(), **more})
     else:
-        for line in lines:
+        for line in (*lines, *(cuda_graph_lines(cuda_graphs) if cuda_graphs else ())):
             show(line)
     if not no_graph:
         say(f"page: {shorter(str(page))}")
@@ -140,10 +148,11 @@ def profile_verb(program: ProgramToObserve, no_try: bool, budget: float) -> int:
     torchsleuth profile train.py --epochs 1
     torchsleuth profile --for 120 train.py
     """
-    with observed_run(program, ("times", "loops")) as run:
+    with observed_run(program, ("times", "loops", "cudagraphs")) as run:
         profile = profile_of(run.events, only_known=program.only is not None)
         if profile.loop is not None and (again := _try_out(program, run, NOTHING, no_try, budget)):
             profile = with_tried_region(profile, again)
         lines = profile_lines(profile) if profile.steps else ()
-        _tell(program, run, "times", profile, lines, no_graph=not profile.steps)
+        cuda_graphs = cuda_graphs_of(run.events)
+        _tell(program, run, "times", profile, lines, no_graph=not profile.steps, cuda_graphs=cuda_graphs)
     return run.status

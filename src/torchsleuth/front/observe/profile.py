@@ -9,12 +9,13 @@ step around it: a release with new steps still adds up. Names are those of 2.11 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torchsleuth.front.observe.events import Event, Facts, ReusedIds
+from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted
 
 CAPTURE = "capture"
 GUARDS = "guards"
@@ -367,3 +368,78 @@ def _end(step: Step, at: float, stack: list[Step], roots: list[Step]) -> None:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True)
+class CudaGraph:
+    """A compiled graph under CUDA graphs: how often it was recorded, and why again; or why it runs without."""
+
+    function: str
+    recorded: int
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CudaGraphs:
+    """What of a run was recorded as CUDA graphs, and what was not."""
+
+    graphs: tuple[CudaGraph, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {"cuda_graphs": [asdict(graph) for graph in self.graphs]}
+
+
+def cuda_graphs_of(events: Sequence[Event]) -> CudaGraphs:
+    """The CUDA graphs of a run, from what its collectors `frames` and `cudagraphs` wrote."""
+    functions: dict[tuple[int, str], str] = {}
+    recorded: Counter[tuple[int, str, object]] = Counter()
+    reasons: dict[tuple[int, str, object], dict[str, None]] = {}
+    for event in events:
+        given, graph = event.fields, str(event.fields.get("id", event.fields.get("graph")))
+        if event.kind == "frame":
+            place = f"{Path(str(given.get('file'))).name}:{given.get('line')}"
+            functions[event.pid, graph] = f"{given.get('function')} ({place})"
+        elif event.kind in ("cuda_graph", "cuda_graph_left_out"):
+            key = event.pid, graph, given.get("number")
+            recorded[key] += event.kind == "cuda_graph"
+            why = _in_a_line(str(given.get("why") or ""))
+            reasons.setdefault(key, {}).update({why: None} if why else {})
+    return CudaGraphs(
+        tuple(
+            CudaGraph(functions.get(key[:2], f"graph {key[1]}"), recorded[key], tuple(why))
+            for key, why in reasons.items()
+        )
+    )
+
+
+_WHERE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _in_a_line(why: str) -> str:
+    """A reason of torch's, with the innermost line that it names in place of all, and without addresses.
+
+    >>> _in_a_line('skipping cudagraphs due to cpu device (a). Found from : \\n File "/x/m.py", line 3, in f')
+    'cpu device (a) (m.py:3)'
+    """
+    lines = why.strip().splitlines() or [""]
+    places = _WHERE.findall(why)
+    said = re.sub(r"^skipping cudagraphs due to |\.? *Found from *: *$", "", lines[0].strip())
+    said = " ".join([said, *(line.strip() for line in lines[1:3] if not places)])
+    said = re.sub(r"\s*\bfrom 0x[0-9a-f]+ to 0x[0-9a-f]+", "", said)
+    return f"{said} ({Path(places[-1][0]).name}:{places[-1][1]})" if places else said
+
+
+def cuda_graph_lines(found: CudaGraphs) -> Iterator[str]:
+    """What a person is told of them; nothing where there are none."""
+    if not found.graphs:
+        return
+    again = sum(max(0, graph.recorded - 1) for graph in found.graphs)
+    without = [graph for graph in found.graphs if not graph.recorded]
+    recorded = sum(graph.recorded for graph in found.graphs)
+    said = f"CUDA graphs: {counted(recorded, 'recording')}"
+    said += f", {again} of them once more" if again else ""
+    yield said + (f"; {counted(len(without), 'graph')} run without" if without else "")
+    for graph in sorted(found.graphs, key=lambda graph: graph.recorded):
+        what = f"recorded {graph.recorded} times" if graph.recorded else "runs without a CUDA graph"
+        if graph.recorded != 1:
+            yield f"   {graph.function} {what}: {'; '.join(graph.why) or 'torch gives no reason'}"

@@ -63,7 +63,8 @@ def what_happened(case: Case, error: str = "") -> str:
     rank = f" on rank {case.rank}" if case.rank is not None else ""
     what = _wrong_number(case) or said(case, error)
     happened = "the program fails" if is_the_programs(case) else KINDS.get(case.kind, case.kind)
-    return f"{happened}{rank}: {what}"
+    kernel = case.extra.get("kernel")
+    return f"{happened}{rank}: {what}{f' ({kernel})' if kernel else ''}"
 
 
 def whose_bug(case: Case) -> str:

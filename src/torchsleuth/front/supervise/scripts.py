@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchsleuth.core.criteria import SAME, Answer
@@ -58,6 +58,8 @@ class ScriptRun:
     seconds: float
     # Of a death or a hang, which no last line tells of, and of another error than the one looked for.
     seen: Signature | None = None
+    # The kernel, the block and the thread that a device, or a checker of its memory, named.
+    kernel: str | None = None
 
     @property
     def reproduced(self) -> bool:
@@ -120,12 +122,13 @@ class ScriptRunner:
         deadline: float | None = None,
         compiles: bool = True,
         alone: bool = False,
+        under: Sequence[str] = (),
     ) -> ScriptRun:
         """Runs `script` once and compares what happened with `expected`.
 
         `phase_seconds` is what compiling or running may take; `deadline` (of time.monotonic) bounds the whole. With
         `compiles` false it runs under TORCH_COMPILE_DISABLE=1, that is, without the compiler. With `alone` it is
-        `python script` even where a fork would do.
+        `python script` even where a fork would do, and with `under` that command is run by another.
         """
         environment = {} if compiles else {"TORCH_COMPILE_DISABLE": "1"}
 
@@ -136,7 +139,7 @@ class ScriptRunner:
 
         def start(here: Path) -> Process:
             given = {**fresh_environment(os.environ, here / CACHE), **self.environment, **environment}
-            command = [self.python, str(script), *arguments]
+            command = [*under, self.python, str(script), *arguments]
             return Child(command, environment=given, stdout=here / OUT, stderr=here / ERR)
 
         def one_run(begin: Callable[[Path], Process]) -> ScriptRun:
@@ -147,6 +150,7 @@ class ScriptRunner:
                     self.longest_alone = max(self.longest_alone, run.seconds)
             return run
 
+        alone = alone or bool(under)
         if self.forks and not alone:
             try:
                 return one_run(fork)
@@ -222,7 +226,8 @@ def watched_run(
         if how in _NOT_ENDED:
             return ScriptRun(Answer.CANNOT_TELL, _NOT_ENDED[how], seconds)
         code = child.poll() if how == "ended" else None
-        return _answer(code, phase, here, expected, seconds)
+        run = _answer(code, phase, here, expected, seconds)
+        return replace(run, kernel=next(filter(None, map(_kernel_named, (here / ERR, here / OUT))), None))
 
 
 _NOT_ENDED = {"late": "the time for everything ran out before the script ended", "stopped": "it was stopped"}
@@ -300,3 +305,36 @@ def _tail(path: Path) -> str:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
+
+
+# What a device says of an assertion that failed, and compute-sanitizer of an access.
+_ASSERTED = re.compile(
+    r"^(.{1,400}):(\d{1,7}): \S+: block: \[([\d, ]+)\], thread: \[([\d, ]+)\] Assertion `(.{1,400}?)` failed",
+    re.M,
+)
+_ACCESSED = re.compile(
+    r"^=+ +(Invalid [^\n]{1,200})\n=+ +at ([^\n]{1,400}?)(?:\+0x\w+)?(?: in [^\n]*)?\n"
+    r"=+ +by thread \(([\d,]+)\) in block \(([\d,]+)\)",
+    re.M,
+)
+
+
+def _kernel_named(stream: Path) -> str | None:
+    """The first kernel of which a device, or a checker of its memory, says that it went wrong."""
+    text = stream.read_bytes()[-2_000_000:].decode("utf-8", errors="replace")
+    if (found := _ACCESSED.search(text)) is not None:
+        what, kernel, thread, block = found.groups()
+        return f"kernel {kernel}, block [{block}], thread [{thread}]: {what}"
+    if (found := _ASSERTED.search(text)) is None:
+        return None
+    file, line, block, thread, what = found.groups()
+    kernel = _function_at(Path(file), int(line)) or Path(file).name
+    return f"kernel {kernel}, block [{block}], thread [{thread}]: {what}"
+
+
+def _function_at(file: Path, line: int) -> str | None:
+    """The function of a Python file that holds a line, if the file is still there."""
+    if file.suffix != ".py" or not file.is_file():
+        return None
+    above = file.read_text(encoding="utf-8", errors="replace").splitlines()[:line]
+    return next((m[1] for text in reversed(above) if (m := re.match(r"def (\w+)\(", text))), None)

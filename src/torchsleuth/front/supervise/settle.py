@@ -11,6 +11,7 @@ Of the scripts that a search wrote the most readable one that fails becomes repr
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,8 @@ LEAST_SECONDS = 20.0
 MOST_SECONDS = 40.0
 # Several at once share the cores.
 ROOM_FOR_OTHERS = 1.5
+# A script under NVIDIA's checker of memory, which makes kernels some ten times slower.
+SANITIZER_SECONDS = 90.0
 
 
 # -- a graph
@@ -70,9 +73,32 @@ def settle_graph(work: CaseAtWork, process: WatchedProcess) -> None:
             why = str(reason)
             work.say(why)
     work.write(verified=_verified(run, why))
+    _name_kernel(work, run)
     # Where there is a host, it tells a bug of the program apart.
     if not searches and work.case.phase == "run" and work.case.kind != "accuracy":
         _tell_program_apart(work)
+
+
+def _name_kernel(work: CaseAtWork, run: ScriptRun) -> None:
+    """Which kernel it was, where a device says so; of an access, where NVIDIA's checker of memory is found."""
+    kernel, tool = run.kernel, compute_sanitizer()
+    accessed = "memory access" in work.case.signature.summary or "misaligned" in work.case.signature.summary
+    if kernel is None and run.reproduced and accessed and tool is not None:
+        work.say("running its repro under compute-sanitizer")
+        until = min(work.deadline, time.monotonic() + SANITIZER_SECONDS)
+        script = work.folder.file(ORIGINAL)
+        checked = work.processes.scripts.run(
+            script, work.case.signature, deadline=until, under=(tool, "--print-limit", "1")
+        )
+        kernel = checked.kernel
+    if kernel is not None:
+        work.say(kernel)
+        work.write(extra={"kernel": kernel})
+
+
+def compute_sanitizer() -> str | None:
+    """NVIDIA's checker of a device's memory, where it is installed: `compute_sanitizer() or "not found"`."""
+    return shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
 
 
 def _tried(work: CaseAtWork, name: str) -> ScriptRun:

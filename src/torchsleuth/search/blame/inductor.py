@@ -22,7 +22,10 @@ from torchsleuth.core.change_table import (
     WITHOUT_FUSION,
     WITHOUT_INLINING,
     WITHOUT_PATTERNS,
+    WITHOUT_TEMPLATES,
+    few,
     kept_eager,
+    one_choice,
     together,
     without_applications,
     without_graph_passes,
@@ -31,8 +34,16 @@ from torchsleuth.core.change_table import (
 from torchsleuth.core.changes import Change
 from torchsleuth.search.blame.runner import Result, Runner, blamed, cautious_fix, switchable
 from torchsleuth.search.minify.contract import State
+from torchsleuth.torch_core.graphs.cut import calls_of
 from torchsleuth.torch_internals.compile_trace import Step
-from torchsleuth.torch_internals.compiler_switches import nodes_fused
+from torchsleuth.torch_internals.compiler_switches import (
+    CONFIGURATIONS,
+    OF_A_TEMPLATE,
+    TEMPLATES,
+    nodes_fused,
+    template_of,
+)
+from torchsleuth.torch_internals.operators import triton_launch
 
 # Steps after lowering, and what is said of a compile that stopped in one.
 _LATE = {
@@ -106,19 +117,70 @@ def narrowed(runner: Runner, state: State, first: Result) -> Triage | None:
         return _which_pass(runner, state, first, passes)
     if said[APART].passes:
         return _which_fusion(runner, state)
+    if (template := _which_template(runner, state, first)) is not None:
+        return template
     if said[cautious].passes:
         return _which_settings(runner, state, settings, interpreted)
     late = next((step for step in reversed(first.steps) if step.kind in _LATE), None)
+    configurations = list(dict.fromkeys(first.applied(CONFIGURATIONS)))
+    if (chosen := _which_choice(runner, state, CONFIGURATIONS, configurations)) is not None:
+        return chosen
     if late is not None:
         why = _LATE[late.kind].format(late.name or "the graph")
         return blamed(INTERPRETED, why, nodes=() if late.kind == "compiler" else late.nodes)
     if not eager.passes and not interpreted.passes:
-        return None
+        return _launch_of_a_kernel(state)
     found = _lowering_or_codegen(eager, interpreted)
     ops = list(dict.fromkeys(name.rpartition(" at ")[0] for name in eager.applied("lowerings")))
     if eager.passes and len(ops) > 1:
         ops = runner.smallest_cure(state, ops, kept_eager)
     return replace(found, ops=tuple(ops))
+
+
+def _launch_of_a_kernel(state: State) -> Triage | None:
+    """Of a Triton kernel of the user's that is right by itself, which eager runs, what Inductor writes around it."""
+    launches = [(n.name, triton_launch(n.target, n.kwargs)) for n in state.graph.graph.nodes]
+    kernels = {name: launch.name for name, launch in launches if launch is not None}
+    if len(kernels) != 1 or calls_of(state.graph) != 1:
+        return None
+    ((node, kernel),) = kernels.items()
+    said = f"the Triton kernel {kernel} is right where it is launched directly, not as Inductor launches it"
+    return Triage("inductor", "launch of the user's kernel", detail=said, pinned=True, nodes=(node,))
+
+
+# Of what autotuning chooses between, so many are compiled by themselves.
+MOST_CHOICES = 8
+
+
+def _which_template(runner: Runner, state: State, first: Result) -> Triage | None:
+    """A template at fault, or one choice for it; None where none is.
+
+    It passes with one of torch's own kernels in its place. Where there is none, as for flex attention, nothing but
+    the template must be left.
+    """
+    choices = list(dict.fromkeys(first.applied(TEMPLATES)))
+    if not choices:
+        return None
+    names = few(list(dict.fromkeys(map(template_of, choices))))
+    if runner.one(state, WITHOUT_TEMPLATES).passes:
+        said = f"it passes with a kernel of torch's own in place of {names}"
+        return _which_choice(runner, state, TEMPLATES, choices) or blamed(WITHOUT_TEMPLATES, said)
+    if calls_of(state.graph) > 1:
+        return None
+    said = f"the one call that is left is compiled from {names}, which may be what is written into it"
+    return _which_choice(runner, state, TEMPLATES, choices) or blamed(WITHOUT_TEMPLATES, said)
+
+
+def _which_choice(runner: Runner, state: State, subsystem: str, choices: Sequence[str]) -> Triage | None:
+    """What autotuning chose, each by itself; None where all fail, or all pass."""
+    shown = choices[:MOST_CHOICES] if len(choices) > 1 else ()
+    alone = runner.ask(state, [one_choice(subsystem, name) for name in shown])
+    fails = [name for name, result in zip(shown, alone) if result.fails]
+    passes = [name for name, result in zip(shown, alone) if result.passes]
+    if not fails or not passes:
+        return None
+    said = f"it fails with {few(fails)}, and passes with {few(passes)}, each by itself"
+    return blamed(one_choice(subsystem, fails[0]), said)
 
 
 def _lowering_or_codegen(eager: Result, interpreted: Result) -> Triage:
@@ -188,8 +250,11 @@ def _which_fusion(runner: Runner, state: State) -> Triage:
     places = runner.smallest_cure(state, range(len(names)), without) if names else []
     joined = [names[place] for place in places]
     nodes = joined if subsystem == "inlining" else [node for each in joined for node in nodes_fused(each)]
+    change = chosen.change
+    if joined and all(OF_A_TEMPLATE in each for each in joined):
+        change = replace(change, part="epilogue")
     return blamed(
-        chosen.change,
+        change,
         f"it passes without {subsystem} of {', '.join(joined) or 'anything'}",
         nodes=tuple(nodes) if state.settings.level == "aot" else (),
         application=places[0] + 1 if len(places) == 1 else None,

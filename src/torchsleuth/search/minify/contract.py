@@ -168,6 +168,8 @@ def _value_rank(given: Input, play_no_part: bool) -> int:
     if given.value is None:
         return 0 if play_no_part else 3
     value = given.value.detach()
+    if value.is_floating_point() and value.itemsize == 1:  # numbers of 8 bits know no arithmetic
+        value = value.float()
     if bool((value == 1).all()):
         return 1
     if bool((value == 0).all()):

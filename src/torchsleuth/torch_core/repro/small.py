@@ -187,9 +187,15 @@ def _as_drawn(small: SmallGraph) -> SmallGraph:
     kept = {given.name for given in small.inputs if given.value is not None}
     free = {name: spec for name, spec in specs.items() if name not in kept and spec.layout == "strided"}
     few = all(math.prod(spec.shape) <= INLINE_ELEMENTS and spec.device == "cpu" for spec in free.values())
-    if small.signature.kind != "accuracy" or not few or (small.shared_memory and len(free) < len(specs)):
+    if small.signature.kind != "accuracy" or not (free and few):
         return small
-    described = InputsDescription(tuple(given.spec for given in small.inputs)).to_json()
+    if small.shared_memory and len(free) < len(specs):
+        return small
+    # Whoever writes scripts sees no device.
+    given = [
+        replace(i.spec, device="cpu") if isinstance(i.spec, TensorSpec) else i.spec for i in small.inputs
+    ]
+    described = InputsDescription(tuple(given)).to_json()
     drawn = {given.name: value for given, value in zip(small.inputs, load_inputs(dict(described)))}
     values = {name: drawn[name].detach() for name in free}
     inputs = tuple(replace(given, value=values.get(given.name, given.value)) for given in small.inputs)
@@ -204,7 +210,8 @@ def _made(
     except TooLarge:
         if value is None:
             raise
-        text, count = packed_expression(value, f"repro.{name}.bin", kept.files)
+        assert isinstance(spec, TensorSpec)
+        text, count = packed_expression(value, f"repro.{name}.bin", kept.files, spec.device)
     kept.size += count
     return text
 

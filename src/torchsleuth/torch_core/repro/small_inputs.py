@@ -53,7 +53,7 @@ def input_expression(
         raise TooLarge("an input whose values matter cannot be written as numbers")
     if plain.dtype is torch.float32:
         text = text.replace(", dtype=torch.float32", "")
-    return text + _gradient(spec), plain.numel() * plain.element_size()
+    return text + _moved(plain, spec.device) + _gradient(spec), plain.numel() * plain.element_size()
 
 
 def _with_plain_nans(value: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,14 @@ def _of_another_form(spec: TensorSpec, value: torch.Tensor | None, values_count:
     return made[spec.layout] + _gradient(spec), size
 
 
-def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -> tuple[str, int]:
+def _moved(value: torch.Tensor, device: str) -> str:
+    """What puts a value onto its device that a search, which sees none, holds in main memory."""
+    return f".to({device!r})" if value.device.type == "cpu" and device != "cpu" else ""
+
+
+def packed_expression(
+    value: torch.Tensor, file: str, files: dict[str, bytes], device: str = "cpu"
+) -> tuple[str, int]:
     """The source of an input that is too long to write as numbers: in the text as base64, or in `files`, under `file`.
 
     >>> packed_expression(torch.arange(2), "x.bin", {})
@@ -155,7 +162,7 @@ def packed_expression(value: torch.Tensor, file: str, files: dict[str, bytes]) -
         text += f".{'as_strided' if strides else 'view'}({tuple(plain.shape)}{strides})"
     if value.device.type != "cpu":
         text += f".to({str(value.device)!r})"
-    return text + _gradient(value), len(data)
+    return text + _moved(value, device) + _gradient(value), len(data)
 
 
 def _made(spec: TensorSpec, how: str, *more: str) -> str:

@@ -23,6 +23,7 @@ def observe_this_process(settings: Settings) -> None:
         "recompiles": captures.install_recompiles,
         "loops": captures.install_loops,
         "times": compiler.install_times,
+        "cudagraphs": compiler.install_cuda_graphs,
         "trace": captures.install_trace,
         "debug": compiler.install_artefacts,
         "logs": compiler.install_logs,

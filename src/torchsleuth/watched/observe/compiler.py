@@ -190,6 +190,28 @@ def install_times(_settings: Settings, events: Events) -> None:
     after_import(module_names.INDUCTOR_CACHE, look_ups)
 
 
+def install_cuda_graphs(_settings: Settings, events: Events) -> None:
+    """Writes each recording of a CUDA graph, and each graph that runs without one, with the reason."""
+
+    def left_out(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compile_events import hook_cuda_graphs_left_out
+        from torchsleuth.torch_internals.hooks import current_compile_id
+
+        hook_cuda_graphs_left_out(
+            lambda why: events.write("cuda_graph_left_out", graph=current_compile_id(), why=why)
+        )
+
+    def recorded(_module: ModuleType) -> None:
+        from torchsleuth.torch_internals.compile_events import hook_recorded_cuda_graphs
+
+        hook_recorded_cuda_graphs(
+            lambda number, graph, why: events.write("cuda_graph", number=number, graph=graph, why=why)
+        )
+
+    after_import(module_names.CUDA_GRAPHS_LEFT_OUT, left_out)
+    after_import(module_names.CUDA_GRAPHS, recorded)
+
+
 class StepWriter:
     """Writes compile events as `step_begin`, `step_end` and `cache`."""
 

@@ -172,7 +172,8 @@ def plainer_arguments(state: State) -> Iterator[Edit]:
     """Edits that leave an argument to its default, or put a plainer literal in its place."""
     for node in calls(state):
         schema = schema_arguments(node.target)
-        for key in node.kwargs:
+        # Each keyword of a launch of a Triton kernel is needed: which kernel, its grid, what it is given.
+        for key in () if "kernel_idx" in node.kwargs else node.kwargs:
             if schema is None or any(a.name == key and a.has_default for a in schema):
                 yield Edit(f"{node.name} without {key}", _without_keyword, (node.name, key))
         last = len(node.args) - 1
