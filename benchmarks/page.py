@@ -24,6 +24,7 @@ PRINTERS = {
     "advice": "print_rows",
     "first_look": "print_rows",
     "decisions": "print_rows",
+    "gpu": "print_rows",
     "real": "print_bugs",
     "healthy": "print_table",
 }
