@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,12 +126,12 @@ def judges(evidence: Evidence) -> dict[str, Callable[[Results], bool]]:
     }
 
 
-def accuracy_table(seeds: range, per_kind: int, device: str) -> dict:
+def accuracy_table(seeds: range, per_kind: int, device: str, dtypes: Sequence[str] = tuple(DTYPES)) -> dict:
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     began = time.perf_counter()
-    for name, dtype in DTYPES.items():
+    for name in dtypes:
         for seed in seeds:
-            case = healthy_graph(seed, dtype, device)
+            case = healthy_graph(seed, DTYPES[name], device)
             evidence = gather(case.graph, case.inputs, start=save_rng())
             rules = judges(evidence)
             for sample in samples(case, name, per_kind):
@@ -270,6 +270,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seeds", default=None, help="first:last seed, for example 5000:5065")
     parser.add_argument("--only", choices=("accuracy", "same", "cost"), default=None)
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="of the accuracy table")
     parser.add_argument("--per-kind", type=int, default=3, help="faults of each kind per graph and dtype")
     parser.add_argument("--json", default=None, help="also write the counts here")
     parser.add_argument(
@@ -287,7 +288,7 @@ def main() -> None:
         if given.jobs > 1:
             counts = shared_out(seeds, given)
         else:
-            counts = accuracy_table(seeds, given.per_kind, given.device)
+            counts = accuracy_table(seeds, given.per_kind, given.device, given.dtypes.split(","))
         print_accuracy(counts)
         if given.json:
             with open(given.json, "w") as out:
@@ -302,6 +303,7 @@ def shared_out(seeds: range, given: argparse.Namespace) -> dict[str, collections
         parts = [seeds[start : start + step] for start in range(0, len(seeds), step)]
         files = [f"{folder}/{part.start}.json" for part in parts]
         options = ["--device", given.device, "--only", "accuracy", "--per-kind", str(given.per_kind)]
+        options += ["--dtypes", given.dtypes]
         running = [
             subprocess.Popen(
                 [sys.executable, __file__, *options, "--seeds", f"{part.start}:{part.stop}", "--json", file],

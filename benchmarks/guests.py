@@ -10,7 +10,7 @@ A row is void, and counted with neither, where the bare program itself says noth
 0 (or than N where it is marked `# status N`), was ended by the clock of the benchmark, or compiled no kernel (programs
 marked `# no kernel` need not).
 CPU seconds and peak memory are those of all processes of a run, compilers included, each with a kernel cache of its
-own. --times N measures first call and steady step as benchmarks/watch.py does, N times each. Rows are written as they
+own; the other seconds are by the clock on the wall. --times N measures first call and steady step as benchmarks/watch.py does, N times each. Rows are written as they
 come and kept: the same command goes on where it was stopped.
 """
 
@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,8 @@ class Ended(NamedTuple):
     cases: int
     seconds: float
     """Of the CPU, all processes together."""
+    wall: float
+    """Seconds from its start to its end."""
     peak: float
     """MiB of the largest process."""
     troubled: bool
@@ -72,6 +75,7 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
         handed = set(cache.rglob("*"))
         # The place of the folder is the program's own affair, so it is the same in every way of running it.
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONHASHSEED": "0"}
+        began = time.monotonic()
         with open(scratch / "out", "wb") as out, open(scratch / "err", "wb") as err:
             child = subprocess.Popen(
                 [sys.executable, *WAYS[way], str(program)],
@@ -82,6 +86,7 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
                 stderr=err,
             )
             status, used, in_time = _wait(child, limit)
+        wall = time.monotonic() - began
         compiled = any(path.is_file() for path in set(cache.rglob("*")) - handed)
         keep_probes_of(cache)
         said = (scratch / "err").read_text(errors="replace").replace(str(scratch), "SCRATCH")
@@ -95,6 +100,7 @@ def run(program: Path, way: str, limit: float = 600) -> Ended:
             "".join(theirs),
             len(list(scratch.glob("cases/*/case.json"))),
             used.ru_utime + used.ru_stime,
+            wall,
             used.ru_maxrss / 1024,
             "inside torchsleuth" in said,
             in_time,
@@ -124,7 +130,7 @@ def _wait(child: subprocess.Popen[bytes], limit: float) -> tuple[int, Any, bool]
 def why_void(source: str, bare: Ended) -> str | None:
     """Why a program's row says nothing about being watched: it does not run as it was meant to without that.
 
-    >>> why_void("import torch", Ended(1, "", "", 0, 1.0, 1.0, False, True, False))
+    >>> why_void("import torch", Ended(1, "", "", 0, 1.0, 1.0, 1.0, False, True, False))
     'ends with 1, not 0'
     """
     meant = MEANT.search(source)
@@ -161,6 +167,7 @@ def guest_row(program: Path) -> dict[str, Any]:
         "changed": [] if void else changed,
         "status": bare.status,
         "seconds": {way: round(each.seconds, 2) for way, each in ended.items()},
+        "wall": {way: round(each.wall, 2) for way, each in ended.items()},
         "peak": {way: round(each.peak) for way, each in ended.items()},
         "said": {way: [each.out[-2000:], each.err[-2000:]] for way, each in ended.items()}
         if void or changed
@@ -206,15 +213,21 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def print_rows(rows: dict[str, dict[str, Any]]) -> None:
-    print("| program | status | changed | CPU s: bare | run | check | peak MiB: bare | run | check |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| program | status | changed | CPU s: bare | run | check | s: bare | run | check | peak MiB: bare | run | check |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
-        cells = [row[key][way] for key in ("seconds", "peak") for way in WAYS]
+        cells = [row.get(key, {}).get(way, "-") for key in ("seconds", "wall", "peak") for way in WAYS]
         print(f"| {name} | {row['status']} | {outcome(row) or 'nothing'} | {' | '.join(map(str, cells))} |")
-    total = {way: sum(row["seconds"][way] for row in rows.values()) for way in WAYS}
+    total = [
+        sum(row.get(key, {}).get(way, 0) for row in rows.values())
+        for key in ("seconds", "wall")
+        for way in WAYS
+    ]
     void = sum(bool(row["void"]) for row in rows.values())
     untouched = sum(not outcome(row) for row in rows.values())
-    cells = [f"{total[way]:.0f}" for way in WAYS]
+    cells = [f"{each:.0f}" for each in total]
     said = f"{untouched} of {len(rows) - void} unchanged" + (f", {void} void" if void else "")
     print(f"| **{said}** | | | {' | '.join(cells)} | | | |")
 

@@ -34,7 +34,7 @@ def test_every_guest_is_small_and_the_devices_share_them_out():
     ],
 )
 def test_a_program_that_does_not_run_as_it_was_meant_to_says_nothing(source, ended, why):
-    healthy = guests.Ended(0, "", "", 0, 1.0, 1.0, troubled=False, in_time=True, compiled=True)
+    healthy = guests.Ended(0, "", "", 0, 1.0, 1.0, 1.0, troubled=False, in_time=True, compiled=True)
     assert guests.why_void(source, healthy._replace(**ended)) == why
 
 

@@ -1,5 +1,7 @@
 """A check that hangs, dies or fills the memory is one line: the program's bytes, status and compiles are its own."""
 
+import json
+
 import pytest
 
 from program_runs import run_bare, run_watched
@@ -50,6 +52,7 @@ FILLS_MEMORY = "kept = [bytearray(64 << 20) for _ in range(1 << 16)]"
         (BESIDE, "ctypes.string_at(0)", "has ended: Segmentation fault"),
         (BESIDE, FILLS_MEMORY, "it took more than"),
         (BESIDE, "raise ValueError('no')", "it does not run there: ValueError: no"),
+        (BESIDE, "open('made-by-the-check', 'w')", "PermissionError"),
         pytest.param(BESIDE, "time.sleep(1000)", "took longer than", marks=pytest.mark.slow),
         *(
             pytest.param(ON_GPU, act, why, marks=pytest.mark.gpu)
@@ -163,3 +166,43 @@ def test_a_backward_outside_of_the_autocast_of_its_forward_does_not_look_like_wr
     """
     ran = run_watched(tmp_path, source, "--check-accuracy", "--record-only")
     assert (ran.status, ran.cases) == (0, []), ran.stderr
+
+
+TRAINS_IN_A_THREAD = """
+    import threading, torch
+    ran = []
+    @torch.library.custom_op("apart::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        ran.append(1)
+        return x.clone()
+    counted.register_fake(lambda x: torch.empty_like(x))
+    counted.register_autograd(lambda ctx, gradient: gradient)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    f = torch.compile(lambda x: {call}, backend="aot_eager")
+    def program():
+        for _ in range(2):
+            f(torch.arange(6.0).reshape(2, 3)).square().sum().backward()
+        print(len(ran), net[1].running_mean, net[1].num_batches_tracked, net[0].weight.grad, torch.rand(2))
+        print([p._version for p in (*net.parameters(), *net.buffers())])
+    thread = threading.Thread(target=program)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("call", ["net(x)", "counted(net(x))"])
+def test_the_run_that_shows_gradients_beside_a_program_changes_none_of_its_state(tmp_path, call):
+    source = TRAINS_IN_A_THREAD.format(call=call)
+    bare = run_bare(tmp_path / "bare", source)
+    ran = run_watched(tmp_path / "watched", source, "--check-accuracy", "--check-budget", "200")
+    assert (ran.status, ran.stdout, ran.cases) == (0, bare.stdout, []), bare.stderr + ran.stderr
+
+
+def test_the_users_operators_are_not_run_once_more_in_the_program_for_gradients(tmp_path):
+    source = TRAINS_IN_A_THREAD.format(call="counted(net(x))")
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--check-budget", "200", "--json")
+    (said,) = [r for r in json.loads(ran.stdout)["accuracy"] if r["kind"] == "GRADIENTS_NOT_COMPARED"]
+    assert "it would run apart::counted, which is the program's own, once more" in said["sentence"], (
+        ran.stderr
+    )

@@ -3,13 +3,21 @@
 Every function here is captured wrongly by torch 2.13; where another torch captures one rightly, there is no case of it.
 """
 
+import json
 import re
 
 import pytest
 import torch
 
 from program_runs import run_bare, run_watched
-from torchsleuth.core.processes.sealed import why_not_sealable
+from torchsleuth.core.processes.sealed import why_not_confinable, why_not_sealable
+from torchsleuth.core.protocol.codec import to_json
+from torchsleuth.core.protocol.failures import LeftOut
+from torchsleuth.core.watching import Settings
+from torchsleuth.front.supervise.program_runs import Program
+from torchsleuth.front.supervise.whole_program import ComparedCalls, compare_calls
+from torchsleuth.watched.call_state import Leaf, packed
+from torchsleuth.watched.whole_calls import SAW, confirmed
 
 pytestmark = pytest.mark.skipif(
     why_not_sealable() is not None, reason="needs processes that can be sealed off"
@@ -317,3 +325,124 @@ lost(x)
 def test_training_convolutions_are_compared(tmp_path):
     ran = run_watched(tmp_path, TRAINED_CONVOLUTION, "--check-accuracy", "--record-only")
     assert [case["triage"]["function"] for case in ran.cases] == ["lost"]
+
+
+# Made in another thread, calls cannot be repeated in a fork: the program runs again once it has ended, as where it uses
+# an accelerator.
+NOT_FORKED = """
+import os, threading, torch
+
+told = []
+
+def note(x):
+    told.append(tuple(x.shape))
+
+class Note:
+    def __init__(self, log):
+        self.log = log
+    def touch(self, x):
+        self.log.append(1)
+        return x + 1
+
+def make_helper():
+    log = []
+    def log_lost(x):
+        return Note(log).touch(x) * 2
+    return log_lost
+
+def make(op):
+    def guard_missing(x):
+        return op(x, x)
+    return torch.compile(guard_missing, backend="eager")
+
+@torch.compile(backend="eager")
+def bool_as_tensor(x):
+    return x + 1, x in [x]
+
+@torch.compile(backend="eager")
+def healthy(x, many):
+    note(x)
+    many.append(x.sin() + torch.rand(3))
+    return many[-1].sum().item()
+
+@torch.compile(backend="eager")
+def by_chance(x):
+    return x * drawn
+
+drawn = {drawn}
+def program():
+    x = torch.full((3,), 6.0)
+    many = []
+    for _ in range(3):
+        healthy(x, many)
+    for f in {functions}:
+        f(x)
+    make(torch.Tensor.__add__)(x)
+    make(torch.Tensor.__mul__)(x)
+    by_chance(x)
+    print(len(told), len(many))
+
+open("ran", "a").write("x")
+thread = threading.Thread(target=program)
+thread.start()
+thread.join()
+open("ran", "a").write("y")
+"""
+CONFINABLE = pytest.mark.skipif(why_not_confinable() is not None, reason="needs a kernel with Landlock")
+
+
+@CONFINABLE
+def test_calls_of_a_process_that_cannot_be_forked_are_compared_once_it_has_ended(tmp_path):
+    source = NOT_FORKED.format(functions="(bool_as_tensor,)", drawn="2")
+    options = ("--check-accuracy", "--check-budget", "300", "--record-only", "--json")
+    ran = run_watched(tmp_path, source, *options)
+    found = {case["triage"]["function"]: case for case in ran.cases}
+    assert sorted(found) == ["bool_as_tensor", "guard_missing"], ran.stderr
+    assert found["bool_as_tensor"]["signature"]["outputs"] == ["result[1]"]
+    assert found["guard_missing"]["signature"]["outputs"] == ["result"]
+    assert {case["kind"] for case in ran.cases} == {"accuracy"} and ran.stderr.count("3 3\n") == 1
+    assert (tmp_path / "ran").read_text() == "xy"  # the further runs can write nothing
+
+
+@CONFINABLE
+def test_what_is_not_the_same_twice_is_not_compared_and_said(tmp_path):
+    source = NOT_FORKED.format(
+        functions="()", drawn="torch.frombuffer(bytearray(os.urandom(3)), dtype=torch.uint8)"
+    )
+    source = source.replace("    make(torch.Tensor.__add__)(x)\n    make(torch.Tensor.__mul__)(x)\n", "")
+    ran = run_watched(tmp_path, source, "--check-accuracy", "--check-budget", "300", "--record-only")
+    assert (ran.status, ran.cases) == (0, []), ran.stderr
+    (line,) = [line for line in ran.ours() if "not compared" in line]
+    assert "1 of 4 whole calls are not compared with eager: what it sees differs from run to run" in line
+
+
+@pytest.mark.parametrize(
+    "command, seconds, why",
+    [
+        (("python", "train.py"), 1.0, "the time for it is spent (--check-budget)"),
+        (("python", "-"), 60.0, "the program cannot be run once more by itself"),
+    ],
+)
+def test_one_line_says_why_a_program_does_not_run_again(tmp_path, command, seconds, why):
+    process = tmp_path / "p1"
+    process.mkdir()
+    (process / "process.json").write_text(json.dumps({"pid": 1, "argv": [], "started": 1.0, "rank": None}))
+    (process / "left-out.jsonl").write_text(json.dumps(to_json(LeftOut(3, seconds))))
+    found = compare_calls(Program(command), Settings(str(tmp_path), level=4), tmp_path, print)
+    assert found == ComparedCalls([], f"whole calls are not compared with eager: {why}")
+
+
+def test_a_difference_counts_that_both_runs_as_captured_show_and_chance_does_not(tmp_path):
+    def left(name, **values):
+        leaves = {path: Leaf("float", str(value)) for path, value in values.items()}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "call").write_bytes(packed({SAW: Leaf("state", "alike"), **leaves}))
+        return tmp_path / name
+
+    folders = [
+        left("eager", wrong=1, once=1, chance=1, unstable=1),
+        left("captured", wrong=2, once=2, chance=2, unstable=2),
+        left("eager again", wrong=1, once=1, chance=3, unstable=1),
+        left("captured again", wrong=2, once=1, chance=2, unstable=3),
+    ]
+    assert [each.path for each in confirmed(folders, "call")] == ["wrong"]

@@ -30,11 +30,34 @@ LOG_VARIABLE = "TORCHSLEUTH_LOG"
 STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
 
 
+# Lies in the folder of a further run once that has ended.
+AT_END = "ended"
+
+
+@dataclass(frozen=True)
+class Again:
+    """A further run of a program, in which whole calls are written down: in eager and as captured in turn. `folders`
+    has one for each of these runs, this one's the last; after so many `calls` it ends; the program took so much memory.
+
+    >>> Again(("first",), 3).in_eager, Again(("first", "second"), 3).in_eager
+    (True, False)
+    """
+
+    folders: tuple[str, ...]
+    calls: int
+    memory: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def in_eager(self) -> bool:
+        return len(self.folders) % 2 == 1
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to watch. `spool` is the folder of this run, where each process keeps its own records; `keep` are the graphs,
     by the hash of their record, and the number of the call before which everything that it sees is kept;
     `synchronised` waits for the device after every compiled call, so that its errors show in the call that made them;
+    `again` where the program runs once more for its whole calls to be compared;
     `check_budget` are the seconds that comparing with eager may take; without `watches_failures` nothing is watched
     for failures, and only what collectors are asked for is done.
 
@@ -52,6 +75,7 @@ class Settings:
     keep: tuple[tuple[str, int], ...] = ()
     synchronised: bool = False
     watches_failures: bool = True
+    again: Again | None = None
 
     @property
     def checks_accuracy(self) -> bool:
@@ -125,6 +149,11 @@ class CheckBudget:
         first = self.first_calls + (own + self._began - self._inside[0] if self._inside else 0.0)
         return LEAST_CHECK_SECONDS + first + CHECK_SHARE * max(0.0, own - first) - self.spent
 
+    @property
+    def left_at_end(self) -> float:
+        """For comparing whole calls of which none could be, once the program has ended."""
+        return max(self.left, self.seconds_for(first=True))
+
     def seconds_for(self, first: bool) -> float:
         """For one comparison, the `first` of its kind or one more like it; none where it is not to be made."""
         left = self.left
@@ -139,4 +168,6 @@ def settings_from_environment() -> Settings | None:
     if not text:
         return None
     given = json.loads(text)
-    return Settings(**{**given, "keep": tuple((graph, call) for graph, call in given.get("keep", ()))})
+    kept = tuple((graph, call) for graph, call in given.get("keep", ()))
+    again = Again(**given["again"]) if given.get("again") else None
+    return Settings(**{**given, "keep": kept, "again": again})

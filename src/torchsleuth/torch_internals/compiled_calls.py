@@ -165,8 +165,11 @@ class CompiledCall:
 End = Callable[[tuple[Any, ...]], None]
 
 
-def hook_compiled_calls(begin: Callable[[CompiledCall], End | None]) -> Callable[[], None]:
+def hook_compiled_calls(
+    begin: Callable[[CompiledCall], End | None], in_eager: bool = False
+) -> Callable[[], None]:
     """Shows `begin` every call of a compiled function that no other such call made; returns the undo function.
+    With `in_eager` nothing is compiled.
 
     What `begin` returns is called when the call has ended: with what it returned as the one item, or with no item where
     it raised, or where torch keeps the result under another name than that of 2.13.
@@ -190,7 +193,7 @@ def hook_compiled_calls(begin: Callable[[CompiledCall], End | None]) -> Callable
                 end = begin(CompiledCall(seen["fn"], seen["args"], seen["kwargs"], chosen, under_way))
                 if end is not None:
                     open_calls.append([frame, end, False])
-        return chosen
+        return None if in_eager else chosen
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         if open_calls and open_calls[0][0] is _caller():

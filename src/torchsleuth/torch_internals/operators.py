@@ -93,6 +93,13 @@ def custom_operator_name(target: object) -> str | None:
     return qualified
 
 
+def users_operator(graph: torch.fx.GraphModule) -> str | None:
+    """The name of an operator of this graph, or of one inside it, that is none of torch's own: `users_operator(gm)`."""
+    graphs = [each for each in graph.modules() if isinstance(each, torch.fx.GraphModule)]
+    found = (custom_operator_name(node.target) for each in graphs for node in each.graph.nodes)
+    return next((name for name in found if name is not None), None)
+
+
 def _defined_inside_torch(qualified: str) -> bool:
     from torch._library.custom_ops import OPDEFS
 

@@ -13,11 +13,14 @@ import torch
 
 from torchsleuth.core.protocol.failures import RecordedCall
 from torchsleuth.torch_core.compare.reference.cloning import same_bits
-from torchsleuth.watched.call_state import Leaf, Leaves, is_below
+from torchsleuth.watched.call_state import CALL, Leaf, Leaves, is_below
 
 # What is compared with eager: the call as Dynamo captures it, or as all of the compiler makes it, which rounds more.
-CAPTURED, COMPILED = "captured", "compiled"
-_WIDER = 100.0
+# In another process than eager's a device may have chosen another kernel for it.
+CAPTURED, COMPILED, ELSEWHERE = "captured", "compiled", "captured elsewhere"
+_WIDER = {CAPTURED: 1.0, COMPILED: 100.0, ELSEWHERE: 10.0}
+# Sentences that a case keeps.
+MOST_DIFFERENCES = 10
 MAY_DIFFER = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # An assertion on a tensor becomes a check inside the graph, which raises this: torch says so in its manual.
 SAME_ERRORS = {"raises AssertionError", "raises RuntimeError"}
@@ -45,14 +48,14 @@ class CallVerdict:
 
 
 def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Difference]:
-    """Where the calls differ, without what only follows from a difference above it.
+    """Where the calls differ, without what only follows from a difference above it; `how` the other was made.
 
     >>> before, after = {"result": Leaf("torch.Size", "of 1 items")}, {"result": Leaf("tuple", "of 1 items")}
     >>> differences(before, after)[0].sentence
     'result is a torch.Size of 1 items in eager and a tuple of 1 items when compiled'
     """
     found: list[Difference] = []
-    wider = _WIDER if how == COMPILED else 1.0
+    wider = _WIDER[how]
     for path in [*eager, *(path for path in other if path not in eager)]:
         if any(is_below(path, known.path) for known in found):
             continue
@@ -60,6 +63,23 @@ def differences(eager: Leaves, other: Leaves, how: str = CAPTURED) -> list[Diffe
         if words is not None:
             found.append(Difference(path, f"{path} {words}"))
     return found
+
+
+def most_telling(paths: list[str]) -> list[str]:
+    """What the call itself gives comes first; few, for they go through a pipe while nobody reads it.
+
+    >>> most_telling(["args[0]", "result"])
+    ['result', 'args[0]']
+    """
+    return sorted(paths, key=lambda path: not path.startswith((CALL, "result")))[:MOST_DIFFERENCES]
+
+
+def verdict_on(found: list[Difference], how: str, call: RecordedCall) -> CallVerdict:
+    """What a case is told of the differences that count: `verdict_on([], CAPTURED, RecordedCall())`."""
+    sentences = {each.path: each.sentence for each in found}
+    kept = most_telling(list(sentences))
+    told = tuple(sentences[path] for path in kept)
+    return CallVerdict(None, how, tuple(kept), told, CALL in sentences, call)
 
 
 def _how(eager: Leaf | None, captured: Leaf | None, wider: float) -> str | None:

@@ -9,7 +9,6 @@ The result of one graph is judged in such a process, too: what hangs, dies or fi
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -35,9 +34,15 @@ from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import apply_change, call_failures, failures
-from torchsleuth.watched.call_difference import CAPTURED, COMPILED, CallVerdict, Difference, differences
+from torchsleuth.watched.call_difference import (
+    CAPTURED,
+    COMPILED,
+    CallVerdict,
+    differences,
+    most_telling,
+    verdict_on,
+)
 from torchsleuth.watched.call_state import (
-    CALL,
     PRINTED,
     CannotRepeat,
     Leaf,
@@ -61,9 +66,8 @@ T = TypeVar("T")
 # CPU seconds that each process of a comparison may take.
 CALL_SECONDS = LOOK_SECONDS
 POLL_MILLISECONDS = 1000
-# Sentences that a case keeps.
-MOST_DIFFERENCES = 10
 REMARK = "a remark"
+WITH_RANKS = "the process talks to other ranks"
 LITTLE_MEMORY = "there is too little memory for the call to be made twice more"
 SOURCE = "the call as a program"
 _ASKS = {"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"}
@@ -142,7 +146,7 @@ def why_not_forked() -> str | None:
     if torch.cuda.is_initialized() or torch.xpu.is_initialized():
         return "a process that uses an accelerator cannot be forked"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return "the process talks to other ranks"
+        return WITH_RANKS
     if threading.current_thread() is not threading.main_thread():
         return "the call is made in another thread than the main one"
     if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None):
@@ -251,7 +255,7 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
             found = differences(values_only(expected), left, COMPILED)
     source = RecordedCall()
     if found:
-        paths = [each.path for each in _most_telling(found)]
+        paths = most_telling([each.path for each in found])
         if how == COMPILED:
             paths = [_without_rounding(path, expected.get(path), other.get(path)) for path in paths]
         os.write(go, json.dumps({"how": how, "paths": paths}).encode())
@@ -265,16 +269,7 @@ def _judge(watch: Watch, call: CompiledCall, rng: RngState, between: Between, us
             for each in found
             if not any(is_below(each.path, m.path) or is_below(m.path, each.path) for m in moving)
         ]
-    kept = _most_telling(found)
-    return _as_bytes(
-        CallVerdict(
-            how=how,
-            paths=tuple(each.path for each in kept),
-            sentences=tuple(each.sentence for each in kept),
-            raises=any(each.path == CALL for each in found),
-            call=source,
-        )
-    )
+    return _as_bytes(verdict_on(found, how, source))
 
 
 def no_lock_of_progress_bars() -> None:
@@ -295,12 +290,6 @@ def see_no_devices() -> None:
     with unwarned():
         torch.cuda.is_available()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = asks_files
-
-
-def _most_telling(found: list[Difference]) -> list[Difference]:
-    """What the call itself gives comes first; few, for their paths go through a pipe while nobody reads it."""
-    ordered = sorted(found, key=lambda each: not each.path.startswith((CALL, "result")))
-    return ordered[:MOST_DIFFERENCES]
 
 
 def _without_rounding(path: str, eager: Leaf | None, compiled: Leaf | None) -> str:
@@ -343,10 +332,10 @@ def _eager_again(watch: Watch, call: CompiledCall, rng: RngState, answer: int, a
     order = os.read(asked, 1 << 16)
     if not order:
         return b""
-    source = _source_of(watch, call, **json.loads(order))
+    source = source_of(watch, call, **json.loads(order))
     remarks: list[str] = []
-    run = functools.partial(_noting_questions, call.run_eager, remarks)
-    leaves = _left_by_eager(call, rng, run, remarks, fresh_bytes=0xAA)
+    with noting_questions(remarks):
+        leaves = _left_by_eager(call, rng, call.run_eager, remarks, fresh_bytes=0xAA)
     return packed({**leaves, SOURCE: Leaf("source", json.dumps(to_json(source)))})
 
 
@@ -363,7 +352,7 @@ def _left_by_eager(
     return {**leaves, REMARK: Leaf("remark", remarks[0])} if remarks else leaves
 
 
-def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> RecordedCall:
+def source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> RecordedCall:
     """The call as a program; where capture alone is wrong, no backend is needed to see it."""
     state = state_now()
     under_way = call.under_way
@@ -377,8 +366,9 @@ def _source_of(watch: Watch, call: CompiledCall, how: str, paths: list[str]) -> 
         return RecordedCall(why_none=failures.describe(error))
 
 
-def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
-    """Runs, and notes whether code outside of torch asks whether it is being compiled."""
+@contextlib.contextmanager
+def noting_questions(remarks: list[str]) -> Iterator[None]:
+    """Inside, it is noted whether code outside of torch asks whether it is being compiled."""
     inside = str(Path(torch.__file__).parent)
 
     def look(frame: Any, event: str, _: Any) -> None:
@@ -386,11 +376,12 @@ def _noting_questions(run: Callable[[], Any], remarks: list[str]) -> Any:
         if asked and not frame.f_back.f_code.co_filename.startswith(inside):
             remarks.append("it asks whether it is being compiled, and may do something else then")
 
+    before = sys.getprofile()
     sys.setprofile(look)
     try:
-        return run()
+        yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
 
 
 def _sent(process: int, fd: int) -> Leaves:

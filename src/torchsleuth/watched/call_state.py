@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import hashlib
 import io
 import re
 import signal
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.processes.sealed import run_openmp_alone
-from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng
+from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, save_rng
 from torchsleuth.torch_core.compare.reference.trees import is_numpy
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
 from torchsleuth.torch_internals.modes import outside_all_modes
@@ -195,23 +196,33 @@ def _names_of(function: types.FunctionType) -> Iterator[Root]:
         yield f"attributes of {function.__name__}", dict(vars(function))
 
 
-def leaves_of(roots: Iterable[Root], before: Mapping[int, int]) -> Leaves:
+def leaves_of(roots: Iterable[Root], before: Mapping[int, int], most: int = MOST_BYTES) -> Leaves:
     """Every value below `roots`; `before` is how often each tensor, by its identity, was written to before the call.
+    Numbers of tensors are kept up to so many bytes.
 
     >>> leaves_of([("result", (1, [2.5]))], {})["result[1][0]"]
     Leaf(kind='float', text='2.5', tensor=None, shown='')
     """
-    return _walked(roots, before).leaves
+    return _walked(roots, before, most).leaves
 
 
-def _walked(roots: Iterable[Root], before: Mapping[int, int] | None = None) -> _Walk:
+def versions_below(roots: Iterable[Root]) -> dict[int, int]:
+    """How often each tensor below `roots` was written to, without a hold on them: the call may be what lets go of them.
+
+    >>> list(versions_below([("x", torch.ones(2))]).values())
+    [0]
+    """
+    return {id(t): t._version for t in _walked(roots).tensors.values() if not t.is_inference()}
+
+
+def _walked(roots: Iterable[Root], before: Mapping[int, int] | None = None, most: int = MOST_BYTES) -> _Walk:
     """All that is below `roots`, tensors and iterators by their paths as well.
 
     >>> found = _walked([("result", [1, torch.ones(2), iter([2])])])
     >>> list(found.tensors), list(found.iterators)
     (['result[1]'], ['result[2]'])
     """
-    walk = _Walk(before or {})
+    walk = _Walk(before or {}, bytes_left=most)
     for name, value in roots:
         walk.visit(name, value)
     return walk
@@ -278,7 +289,7 @@ def _shape(value: torch.Tensor) -> str:
 
 
 def _numbers(value: torch.Tensor) -> torch.Tensor | None:
-    plain = type(value) in PLAIN_TENSORS and value.device.type == "cpu" and not value.is_quantized
+    plain = type(value) in PLAIN_TENSORS and value.device.type in ("cpu", "cuda") and not value.is_quantized
     if not plain or value.layout != torch.strided:
         return None
     return value.detach().resolve_conj().resolve_neg()
@@ -347,6 +358,45 @@ def _name(kind: Callable[..., Any]) -> str:
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
+def state_before(roots: Iterable[Root]) -> str:
+    """Everything that a call can see, as one short text that is another one where a bit of it is.
+
+    >>> one, other = torch.zeros(3, dtype=torch.uint8), torch.tensor([0, 0, 1], dtype=torch.uint8)
+    >>> [state_before([("x", one)]) == state_before([("x", each)]) for each in (one, other)]
+    [True, False]
+    """
+    walk = _walked(roots)
+    known = {path: (leaf.kind, leaf.text) for path, leaf in walk.leaves.items()}
+    bits = {path: _digest(tensor) for path, tensor in walk.tensors.items() if _numbers(tensor) is not None}
+    rng = save_rng()
+    drawn = [rng.python, rng.numpy, numbers_to_come().tolist(), *map(_digest, rng.cuda)]
+    told = repr((known, bits, drawn))
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def numbers_to_come() -> torch.Tensor:
+    """The next random numbers of torch's, which stay to be drawn: the state itself holds bytes that nobody wrote to.
+
+    >>> torch.equal(numbers_to_come(), torch.rand(8))
+    True
+    """
+    return torch.rand(8, generator=torch.Generator().set_state(torch.get_rng_state()))
+
+
+def _digest(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sums of its bytes that another order or one other bit would change, made where it lies."""
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    octets = values.view(torch.uint8)
+    words = (
+        octets[: octets.numel() // 8 * 8].view(torch.int64) if octets.storage_offset() % 8 == 0 else octets
+    )
+    sums = [int(octets[octets.numel() // 8 * 8 :].sum())]
+    for piece in words.split(1 << 24):
+        places = torch.arange(piece.numel(), device=piece.device) * 2 + 1
+        sums += [int(piece.sum()), int((piece * places).sum())]
+    return tuple(sums)
+
+
 # ---- what a call leaves, made in a process that is there for nothing else
 
 
@@ -360,11 +410,7 @@ def leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> L
         torch.set_num_threads(1)  # the other threads did not come along
     # oneDNN's kernels are made for so many threads, which wait for each other.
     torch.backends.mkldnn.enabled = False
-    before = {  # without a hold on them: the call may be what lets go of them
-        id(tensor): tensor._version
-        for tensor in _walked(roots_of(call.function, call.args, call.kwargs)).tensors.values()
-        if not tensor.is_inference()
-    }
+    before = versions_below(roots_of(call.function, call.args, call.kwargs))
     printed = sys.stdout = io.StringIO()
     restore_rng(rng)  # Python's own generator is seeded anew in every fork
     result: Any = None

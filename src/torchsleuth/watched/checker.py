@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from torchsleuth.core.processes.sealed import seal
+from torchsleuth.core.processes.sealed import confined, seal, why_not_confinable
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.processes.tree import kill_group, resident_bytes, started_at
 from torchsleuth.core.protocol.codec import from_json
@@ -265,6 +265,8 @@ class Checker:
         values = os.memfd_create("torchsleuth-values")
         self.descriptors = orders, answers, values
         command = python_command(sys.executable, "torchsleuth.child.look", self.owner, theirs, tells, values)
+        if why_not_confinable() is None:
+            command = confined(command, str(folder))
         try:
             with open(folder / _SAID, "ab") as said:
                 subprocess.run(

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, TextIO
 
 from torchsleuth.core.processes.tree import this_process
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
+from torchsleuth.core.protocol.failures import ComparedCall, Failure, GivenUp, LeftOut, Remark, UncaughtError
 from torchsleuth.core.protocol.files import DISK_ERRORS, write_whole
 from torchsleuth.core.watching import STACKS_SIGNAL
 from torchsleuth.script_runtime.hiding import hide_in_words
@@ -164,7 +164,15 @@ class Flight:
         """Keeps a function that Dynamo gave up; never raises."""
         self._append(GIVEN_UP, function)
 
-    def _append(self, name: str, value: Remark | GivenUp) -> None:
+    def compared(self, call: ComparedCall) -> None:
+        """Keeps what came of comparing a whole call; never raises."""
+        self._append("compared.jsonl", call)
+
+    def left_out(self, calls: LeftOut) -> None:
+        """Keeps how many whole calls are still to be compared; never raises."""
+        self._append("left-out.jsonl", calls)
+
+    def _append(self, name: str, value: Remark | GivenUp | ComparedCall | LeftOut) -> None:
         if self.silent:
             return
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torchsleuth.core.processes.sealed import write_aside
 from torchsleuth.core.watching import OBSERVE_VARIABLE, Settings, settings_from_environment
 from torchsleuth.torch_internals import module_names
 from torchsleuth.watched.startup import after_import
@@ -41,6 +43,11 @@ def watch_this_process(
         from torchsleuth.watched.observe import observe_this_process
 
         observe_this_process(settings)
+    if settings.again:  # what a program draws without a seed of its own is the same in each of them
+        write_aside(settings.again.folders[-1])
+        random.seed(0)
+        after_import("numpy.random", lambda numpy: numpy.seed(0))
+        after_import("torch", lambda torch: torch.manual_seed(0))
     if settings.watches_failures:
         _watch_for_failures(settings, functools.cache(lambda: _begin(settings, finish)))
 
@@ -91,7 +98,8 @@ def _watch_for_failures(settings: Settings, begun: Callable[[], Any]) -> None:
     def watch_calls(_module: ModuleType) -> None:
         from torchsleuth.torch_internals.compiled_calls import hook_compiled_calls
 
-        hook_compiled_calls(lambda call: None if begun() is None else begun().on_call(call))
+        in_eager = settings.again is not None and settings.again.in_eager
+        hook_compiled_calls(lambda call: None if begun() is None else begun().on_call(call), in_eager)
 
     hook(module_names.FRAME_CAPTURE, "hook_frame_captures", "on_frame")
     hook(module_names.FRAME_CAPTURE, "hook_frame_compiles", "on_frame_compile")

@@ -20,17 +20,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchsleuth.core.cases.record import GraphRecord
-from torchsleuth.core.protocol.failures import FURTHER_CALLS, NOT_COMPARED, Remark
-from torchsleuth.core.watching import Settings
-from torchsleuth.torch_core.compare.reference.cloning import (
-    clone_inputs,
-    tensors_in,
+from torchsleuth.core.protocol.failures import (
+    FURTHER_CALLS,
+    GRADIENTS_NOT_COMPARED,
+    NOT_COMPARED,
+    Remark,
 )
+from torchsleuth.core.watching import Settings
+from torchsleuth.torch_core.compare.reference.cloning import tensors_in
 from torchsleuth.torch_core.compare.reference.eager import MUTATED
 from torchsleuth.torch_core.compare.reference.float64 import MEMORY_ERRORS
 from torchsleuth.torch_core.compare.reference.memory import (
     copies_counted,
+    may_run_again,
     memory_counted_apart,
+    memory_left,
 )
 from torchsleuth.torch_core.compare.reference.opkinds import may_draw
 from torchsleuth.torch_core.compare.reference.rng import (
@@ -54,6 +58,7 @@ from torchsleuth.torch_core.compare.verdict.look import (
 from torchsleuth.torch_core.compare.verdict.verdict import DIVERGED, WITHIN_NOISE, Verdict
 from torchsleuth.torch_internals.aot_autograd import compiled_function_of
 from torchsleuth.torch_internals.modes import Switches
+from torchsleuth.torch_internals.operators import users_operator
 from torchsleuth.torch_internals.tensors import CannotHand, transforms_ended
 from torchsleuth.watched import failures
 from torchsleuth.watched.call_judge import LITTLE_MEMORY, why_not_forked
@@ -135,8 +140,6 @@ def checked_call(
     """Makes the program's call and judges its result; what the program gets is what the call returned."""
     watch, facts = graph.watch, graph.record.facts
     held = list(args)
-    before: list[Any] | None = None
-    state: RngState | None = None
     drawn = watch.drawn
     if not inner:
         drawn.clear()  # of a call that raised
@@ -146,10 +149,8 @@ def checked_call(
         _not_compared(graph, "the time for it is spent (--check-budget)")
         with _draws_noted(graph, inner):
             return compiled(args)
-    with copies_counted(held):
-        with watch.our_own_work(), watch.budget.spending():
-            before, state = clone_inputs(held), save_rng()
-            graph.held.take_values()
+    with ExitStack() as copies:
+        before, state = _before(graph, held, copies)
         failed_before = graph.flight.failed
         own = watch.budget.first_call() if graph.record.calls == 1 else nullcontext()
         with _draws_noted(graph, inner), own:
@@ -175,9 +176,7 @@ def checked_call(
         unseen = facts.number not in watch.gradients_checked
         if not inner and unseen and graph.flight.failed == failed_before and _training(result):
             if earlier := watch.awaiting_backward.get(facts.number):
-                earlier.counted.close()
-            counted = ExitStack()
-            counted.enter_context(copies_counted(before))
+                earlier.copies.close()
             watch.awaiting_backward[facts.number] = AwaitingBackward(
                 graph,
                 compiled,
@@ -186,9 +185,30 @@ def checked_call(
                 graph.flight.failed,
                 Switches.now(),
                 compiled_function_of(_training(result)),
-                counted,
+                copies.pop_all(),
             )
     return result
+
+
+def _before(
+    graph: GuardedGraph, held: list[Any], copies: ExitStack
+) -> tuple[list[Any] | None, RngState | None]:
+    """What the call is given, copied while `copies` are open, and the random numbers; None where it cannot be compared.
+
+    Weights are copied once for a captured graph, its forward and its backward. Others may take half of what is left:
+    the process that looks needs as much.
+    """
+    watch = graph.watch
+    before, state = None, None
+    with watch.our_own_work(), watch.budget.spending():
+        try:
+            take = functools.partial(watch.copies.of, most=lambda device: memory_left(device) / 2)
+            before, state = copies.enter_context(copies_counted(held, take)), save_rng()
+            copies.enter_context(watch.copies.remembered(held, before))
+        except MEMORY_ERRORS as error:
+            _not_compared(graph, f"there is not enough memory: {error}")
+        graph.held.take_values()
+    return before, state
 
 
 def _is_first_look(graph: GuardedGraph) -> bool:
@@ -275,14 +295,14 @@ def _conclude(graph: GuardedGraph, look: Look, before: list[Any], inner: bool) -
             graph.watch.wrong_inside.add(facts.compile_id)
 
 
-def _not_compared(graph: GuardedGraph, why: str) -> None:
-    """One line for a graph that was not looked at, and for the first of its calls that was not."""
+def _not_compared(graph: GuardedGraph, why: str, kind: str = "") -> None:
+    """One line for a graph that was not looked at, and for the first of its calls that was not, or its gradients."""
     calls, facts = graph.record.calls, graph.record.facts
-    kind = NOT_COMPARED if calls == 1 else FURTHER_CALLS
+    kind = kind or (NOT_COMPARED if calls == 1 else FURTHER_CALLS)
     if (facts.number, kind) in graph.watch.said:
         return
     graph.watch.said.add((facts.number, kind))
-    graph.flight.log(f"graph {facts.number}: call {calls} not compared with eager: {why}")
+    graph.flight.log(f"graph {facts.number}: call {calls}: {kind}: {why}")
     graph.flight.remark(Remark(facts.number, facts.settings.direction, facts.function, kind, why))
 
 
@@ -351,8 +371,8 @@ class AwaitingBackward:
     """A call whose gradients are looked at once the program has run a backward: then it has compiled what that needs.
 
     `before` are copies of what the call was given, `failed` is how many failures there were by then; `switches` are its
-    own: a backward mostly runs outside of autocast. The copies are `counted` as ours. AOTAutograd made the result with
-    `function`; None where nothing leads back to it, and then no backward of it comes.
+    own: a backward mostly runs outside of autocast. The `copies` are at hand until then. AOTAutograd made the result
+    with `function`; None where nothing leads back to it, and then no backward of it comes.
     """
 
     graph: GuardedGraph
@@ -362,33 +382,37 @@ class AwaitingBackward:
     failed: int
     switches: Switches
     function: Any
-    counted: ExitStack
+    copies: ExitStack
 
 
 def check_gradients(watch: Watch) -> None:
     """After a backward of the program: the calls that wait for it are made again, compiled and in eager, on copies, and
     their gradients compared."""
     for call in [call for call in watch.awaiting_backward.values() if not _backward_to_come(call)]:
-        graph = call.graph
-        del watch.awaiting_backward[graph.record.facts.number]
-        call.counted.close()
-        # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
-        if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
-            continue
-        watch.gradients_checked.add(graph.record.facts.number)
-        if graph.flight.failed != call.failed:
-            continue  # the backward is to blame, and has been
-        with watch.our_own_work(), watch.budget.spending():
-            look = Look(why_not="the time for it is spent (--check-budget)")
-            if seconds := watch.budget.seconds_for(first=True):
-                look = _apart(graph, functools.partial(_made_again, call), call.switches, seconds)
-            if look.why_not is not None:
-                graph.flight.log(f"graph {graph.record.facts.number}: gradients not compared: {look.why_not}")
-            elif look.verdict is not None:
-                _note(graph, look.verdict)
-                if look.verdict.diverged:
-                    wrong = list(map(path_of_joint, _diverged(look.verdict)))
-                    _report(graph, look.verdict, wrong, look.apart, call.before)
+        del watch.awaiting_backward[call.graph.record.facts.number]
+        with call.copies:
+            _check_gradients(watch, call)
+
+
+def _check_gradients(watch: Watch, call: AwaitingBackward) -> None:
+    graph = call.graph
+    # A CUDA graph's outputs live in memory that its next run overwrites: it must not be run on the side.
+    if graph.record.facts.settings.options.get("triton.cudagraphs") == "True":
+        return
+    watch.gradients_checked.add(graph.record.facts.number)
+    if graph.flight.failed != call.failed:
+        return  # the backward is to blame, and has been
+    with watch.our_own_work(), watch.budget.spending():
+        look = Look(why_not="the time for it is spent (--check-budget)")
+        if seconds := watch.budget.seconds_for(first=True):
+            look = _apart(graph, functools.partial(_made_again, call), call.switches, seconds)
+        if look.why_not is not None:
+            _not_compared(graph, look.why_not, GRADIENTS_NOT_COMPARED)
+        elif look.verdict is not None:
+            _note(graph, look.verdict)
+            if look.verdict.diverged:
+                wrong = list(map(path_of_joint, _diverged(look.verdict)))
+                _report(graph, look.verdict, wrong, look.apart, call.before)
 
 
 def _backward_to_come(call: AwaitingBackward) -> bool:
@@ -397,9 +421,18 @@ def _backward_to_come(call: AwaitingBackward) -> bool:
 
 
 def _made_again(call: AwaitingBackward) -> Differentiated:
-    """The call and its backward once more, on copies, as the program has compiled and run them."""
+    """The call and its backward once more, on copies, as the program has compiled and run them.
+
+    In a process that cannot be forked this is done in the program itself: so not where code of the user's would run
+    once more, nor where it may take more memory than a check has.
+    """
     graph, watch = call.graph, call.graph.watch
     assert graph.eager is not None
+    if os.getpid() == graph.flight.pid:
+        if not may_run_again(call.before):
+            raise CannotRepeat("there is not enough memory to run it once more")
+        if (own := users_operator(graph.eager)) is not None:
+            raise CannotRepeat(f"it would run {own}, which is the program's own, once more")
     watch.rerunning = True
     try:
         with (

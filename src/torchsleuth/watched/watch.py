@@ -21,6 +21,7 @@ from torchsleuth.core.cases.record import CompileSettings
 from torchsleuth.core.protocol.failures import Overwritten
 from torchsleuth.core.watching import CheckBudget, Settings
 from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
+from torchsleuth.torch_core.compare.reference.cloning import KeptCopies, Snapshot
 from torchsleuth.torch_core.compare.reference.rng import Draw
 from torchsleuth.torch_internals import hooks as seams
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, call_under_way
@@ -76,7 +77,6 @@ class Watch:
         self.settings = settings
         self.finish = finish
         self.everything = everything
-        self.suspended = False
         self._flight: Flight | None = None
         self._broken = False
         self._function: str | None = None
@@ -90,13 +90,14 @@ class Watch:
         self.looked_at: set[tuple[str, ...]] = set()  # graphs whose result was compared, however that ended
         self.said: set[tuple[int, str]] = set()  # of what was not looked at
         self.awaiting_backward: dict[int, shadow.AwaitingBackward] = {}
+        self.copies = KeptCopies(Snapshot((), ()))  # of what the checked calls under way were given
         self.gradients_checked: set[int] = set()
         self.wrong_inside: set[str] = set()  # compiles of which the forward that Inductor got is wrong
         self.drawn: list[Draw] = []  # by graphs that Inductor compiled, in the call that is being checked
         self.whole_calls = WholeCalls()
         self.earlier_calls = EarlierCalls()
         self.forks_itself = False
-        self.judging = False
+        self.judging = self.suspended = settings.again is not None
         self.checker = Checker()
         self.rerunning = False  # a call that the program made, to look at its gradients
         os.register_at_fork(after_in_child=self._after_fork)
@@ -169,11 +170,11 @@ class Watch:
     def on_call(self, call: CompiledCall) -> Callable[[tuple[Any, ...]], None] | None:
         """A compiled function is about to run: where that is due, it is compared with eager as a whole."""
         flight = self.flight
-        if flight is None or self.suspended:
+        if flight is None or (self.suspended and not self.settings.again):
             return None
         try:
             # Not as our own work: what is forked here goes on in the modes of the user's call.
-            end = whole_calls.begin(self, flight, call)
+            end = (whole_calls.begin_again if self.settings.again else whole_calls.begin)(self, flight, call)
         except Exception as error:
             flight.went_wrong(error, failures.describe(error))
             return None

@@ -77,7 +77,7 @@ def test_some_room_there_always_is(machine):
 def test_copies_of_inputs_are_not_the_programs(machine):
     inputs = [torch.empty(200 * MIB, dtype=torch.uint8)]
     for _ in range(3):
-        with copies_counted(inputs):
+        with copies_counted(inputs, list):
             machine.take(200 * MIB)
             with memory_counted_apart(inputs):
                 assert memory_left(CPU) == 2 * 100 * MIB + EXTRA - 300 * MIB
@@ -85,12 +85,12 @@ def test_copies_of_inputs_are_not_the_programs(machine):
 
 
 def test_what_an_earlier_check_took_is_not_the_programs_when_it_peaks_again(machine):
-    with copies_counted([]), memory_counted_apart([]):
+    with copies_counted([], list), memory_counted_apart([]):
         machine.take(900 * MIB)
         machine.now -= 900 * MIB
     machine.take(1000 * MIB)  # a peak of ours and the program's that nobody can tell apart
     machine.now -= 1000 * MIB
-    with copies_counted([]), memory_counted_apart([]):
+    with copies_counted([], list), memory_counted_apart([]):
         assert memory_left(CPU) == 100 * MIB + EXTRA
 
 

@@ -21,10 +21,10 @@ from torchsleuth.core.cases.door import NotRead, is_file_inside, json_inside, re
 from torchsleuth.core.cases.record import read_record, record_at
 from torchsleuth.core.processes.tree import ProcessIdentity, identity_from_json
 from torchsleuth.core.protocol.codec import Document, WrongShape, from_json
-from torchsleuth.core.protocol.failures import Failure, GivenUp, Remark, UncaughtError
+from torchsleuth.core.protocol.failures import ComparedCall, Failure, GivenUp, LeftOut, Remark, UncaughtError
 from torchsleuth.script_runtime.signature import Signature
 
-Told = TypeVar("Told", Remark, GivenUp)
+Told = TypeVar("Told", Remark, GivenUp, ComparedCall, LeftOut)
 
 CAPTURE, UNWRITTEN = 0, 1
 # Bytes without which a process cannot be watched: its counters.
@@ -109,6 +109,14 @@ class WatchedProcess:
     def given_up(self) -> list[GivenUp]:
         """The functions that Dynamo gave up in this process, each once: Python ran them uncompiled."""
         return list(dict.fromkeys(self._lines("given-up.jsonl", GivenUp)))
+
+    def compared_calls(self) -> list[ComparedCall]:
+        """What came of the whole calls that this process was there to compare."""
+        return list(self._lines("compared.jsonl", ComparedCall))
+
+    def left_out(self) -> LeftOut | None:
+        """The whole calls that are still to be compared; None where there are none."""
+        return next(self._lines("left-out.jsonl", LeftOut), None)
 
     def _lines(self, name: str, kind: type[Told]) -> Iterator[Told]:
         for line in _text(self.folder, name).splitlines():

@@ -1,21 +1,28 @@
-"""A forked process that can touch nothing but its own memory: what it does stays in it, and ends with it.
+"""Processes whose doing stays in them: what they change is theirs alone, and ends with them. Reading is free.
 
-Its descriptors lead nowhere, memory it shared with others is its own, and the kernel ends it (SIGSYS) where it would
-open a file for writing, change a name in a file system, make a socket, start a process or signal one. Reading is free.
+A *sealed* process is a fork. Its descriptors lead nowhere, memory it shared with others is its own, and the kernel ends
+it (SIGSYS) where it would open a file for writing, change a name in a file system, make a socket, start a process or
+signal one. A *confined* one is a program of its own, for which a device's driver has to work: it gets an error (EACCES)
+where it would write outside of one folder (its TMPDIR) and of /dev, reach the network, or signal others; what it
+starts is confined as well. Python runs this file for that: `python sealed.py FOLDER COMMAND...`.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import io
 import os
 import platform
 import re
 import signal
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from torchsleuth.core.processes.tree import be_first_to_go
 
@@ -123,7 +130,10 @@ def _lead_nowhere(keep: Collection[int]) -> None:
 
 
 def _refuse(libc: ctypes.CDLL) -> None:
-    program = b"".join(_filter(*_MACHINES[platform.machine()]))
+    _enforce(libc, b"".join(_filter(*_MACHINES[platform.machine()])))
+
+
+def _enforce(libc: ctypes.CDLL, program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a length, padding, and the address of the instructions
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
@@ -164,3 +174,106 @@ def fill_fresh_memory(byte: int) -> None:
     """From now on memory that nobody wrote to holds other bytes than elsewhere: `fill_fresh_memory(0x55)`."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(-6, byte)  # M_PERTURB, of glibc
+
+
+# ---- confined
+
+
+# Landlock's calls have one number everywhere; the first release that also knows how to refuse cutting files off.
+_CREATE, _ADD, _RESTRICT, _LEAST_LANDLOCK = 444, 445, 446, 3
+# Writing, removing and making of every kind, moving elsewhere, cutting off; TCP; abstract sockets and signals.
+_CHANGES, _TCP, _OTHERS = 0x7FF2, 0x3, 0x3
+_SOCKET = {"x86_64": 41, "aarch64": 198}
+_INTERNET, _REFUSED = (2, 10), 0x00050000 | errno.EACCES
+
+
+def why_not_confinable() -> str | None:
+    """Why a program cannot be run on this machine so that it changes nothing outside; None where it can."""
+    if why := why_not_sealable():
+        return why
+    if _landlock(ctypes.CDLL(None, use_errno=True)) < _LEAST_LANDLOCK:
+        return "this kernel cannot keep a program from changing files (no Landlock)"
+    return None
+
+
+def confined(command: Sequence[str], folder: str) -> list[str]:
+    """The command that runs `command` so that it can write into `folder` and nowhere else.
+
+    >>> confined(["python", "train.py"], "/scratch")[-3:]
+    ['/scratch', 'python', 'train.py']
+    """
+    return [sys.executable, "-I", "-S", __file__, folder, *command]
+
+
+def _landlock(libc: ctypes.CDLL) -> int:
+    return int(libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1))
+
+
+def _confine(folder: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    known = struct.pack("QQQ", _CHANGES, _TCP, _OTHERS)[: {3: 8, 4: 16, 5: 16}.get(_landlock(libc), 24)]
+    rules = libc.syscall(_CREATE, known, ctypes.c_size_t(len(known)), 0)
+    for path in (folder, "/dev", "/proc"):
+        allowed = struct.pack("=Qi", _CHANGES, os.open(path, os.O_PATH | os.O_CLOEXEC))
+        if libc.syscall(_ADD, rules, 1, allowed, 0):
+            raise CannotSeal(f"writing cannot be kept to {path}: {os.strerror(ctypes.get_errno())}")
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(_RESTRICT, rules, 0):
+        raise CannotSeal(f"the kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
+    step = struct.Struct("HBBI")
+    machine, number = _MACHINES[platform.machine()][0], _SOCKET[platform.machine()]
+    program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 0, 5, machine), (_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, 3, number)]
+    program += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 2, 0, _INTERNET[0]), (_EQUAL, 1, 0, _INTERNET[1])]
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSED)]
+    _enforce(libc, b"".join(step.pack(*each) for each in program))
+
+
+def write_aside(folder: str) -> None:
+    """In a confined program: what its Python code writes elsewhere lies in `folder` instead, where it finds it again.
+
+    A log that cannot be opened would end it. Used as `write_aside("/scratch")`, before the program begins.
+    """
+    opened, made, renamed = open, os.mkdir, os.rename
+
+    def aside(path: Any) -> str:
+        return folder + "/aside" + os.path.abspath(os.fsdecode(path))
+
+    def open_aside(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if isinstance(file, int) or os.fsdecode(file).startswith(folder):
+            return opened(file, mode, *more, **named)
+        other = aside(file)
+        if not os.path.exists(other):
+            try:
+                return opened(file, mode, *more, **named)
+            except (PermissionError, FileNotFoundError):
+                where = os.path.dirname(os.path.abspath(os.fsdecode(file))), os.path.dirname(other)
+                if not any(map(os.path.isdir, where)) or set(mode).isdisjoint("wax+"):
+                    raise
+            os.makedirs(os.path.dirname(other), exist_ok=True)
+            if os.path.isfile(file) and "w" not in mode:
+                with opened(file, "rb") as before, opened(other, "wb") as copy:
+                    copy.write(before.read())
+        return opened(other, mode, *more, **named)
+
+    def make_aside(path: Any, *more: Any, **named: Any) -> None:
+        try:
+            made(path, *more, **named)
+        except (PermissionError, FileNotFoundError) as error:
+            if isinstance(error, PermissionError) or os.path.isdir(os.path.dirname(aside(path))):
+                os.makedirs(aside(path), exist_ok=True)
+            else:
+                raise
+
+    def rename_aside(source: Any, target: Any, **named: Any) -> None:
+        if os.path.exists(aside(source)):
+            source, target = aside(source), aside(target)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        renamed(source, target, **named)
+
+    builtins.open = io.open = open_aside
+    os.mkdir, os.rename, os.replace = make_aside, rename_aside, rename_aside
+
+
+if __name__ == "__main__":
+    _confine(sys.argv[1])
+    os.environ["TMPDIR"] = sys.argv[1]
+    os.execvp(sys.argv[2], sys.argv[2:])

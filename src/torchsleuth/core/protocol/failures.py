@@ -115,8 +115,9 @@ class Failure:
 
 
 # Kinds of remarks that are no verdicts: what nobody looked at.
-NOT_COMPARED, FURTHER_CALLS, CALLS_NOT_COMPARED = (
+NOT_COMPARED, GRADIENTS_NOT_COMPARED, FURTHER_CALLS, CALLS_NOT_COMPARED = (
     "NOT_COMPARED",
+    "GRADIENTS_NOT_COMPARED",
     "FURTHER_CALLS_NOT_COMPARED",
     "CALLS_NOT_COMPARED",
 )
@@ -134,6 +135,25 @@ class Remark:
     sentence: str
     output: str | None = None
     times_eager: float = 1.0
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A process whose whole calls could not be compared while it ran: how many first calls of functions it made, the
+    seconds that are left for comparing, and the bytes it took of each device."""
+
+    calls: int
+    seconds: float
+    memory: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class ComparedCall:
+    """A call that a further run of the program made, whether it `differs` from eager; or why that cannot be told."""
+
+    function: str
+    differs: bool = False
+    why_not: str | None = None
 
 
 @dataclass(frozen=True)

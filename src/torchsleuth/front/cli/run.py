@@ -16,7 +16,7 @@ from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
 from torchsleuth.core.protocol.codec import to_json
-from torchsleuth.core.protocol.failures import Remark
+from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
 from torchsleuth.core.watching import COLLECTORS, OBSERVE_VARIABLE, Settings
 from torchsleuth.front.cli.observed import (
     explained,
@@ -206,6 +206,8 @@ def run_verb(
             only_compiled = look_at_own_error(
                 program, settings, first, time.monotonic() + budget * SHARE, say
             )
+        if settings.checks_accuracy:
+            cases += _calls_compared(program, settings, result, cases_dir, remarks)
         whole = _cases(cases_dir, spool, result, cases, run, quiet=goes_on)
         say_remarks(remarks)
         if goes_on:
@@ -233,6 +235,22 @@ def run_verb(
     return status
 
 
+def _calls_compared(
+    program: Program, settings: Settings, result: Supervised, cases_dir: Path, remarks: list[Remark]
+) -> list[Caught]:
+    """Cases of whole calls that could not be compared while the program ran; what is still not is a remark."""
+    if result.only_record or result.interrupted:
+        return []
+    from torchsleuth.front.supervise.whole_program import compare_calls
+
+    found = compare_calls(program, settings, cases_dir, say)
+    if found is None:
+        return []
+    remarks[:] = [each for each in remarks if each.kind != CALLS_NOT_COMPARED]
+    remarks += [Remark(0, "call", None, CALLS_NOT_COMPARED, found.left_out)] if found.left_out else []
+    return found.cases
+
+
 def _after_the_dead(cases_dir: Path) -> None:
     """What killed processes left: their records become cases, their temporary folders go. No reason not to run."""
     try:
@@ -255,6 +273,7 @@ def _cases(
     processes = watched_processes(spool)
     found, unwritten = cases_of_run(cases_dir, spool, result, run)
     cases += found
+    found = list(cases)
     for why in unwritten:
         say(
             f"a failure could not be made a case ({why}); what is known stays in {spool}, and the next "

@@ -244,7 +244,7 @@ def recorded(
     with contextlib.ExitStack() as stack:
         gone = stack.enter_context(tempfile.TemporaryDirectory(dir=scratch()))
         err = stack.enter_context(tempfile.TemporaryFile())
-        environment = _changed_environment(change.over(program.change), Path(gone))
+        environment = changed_environment(change.over(program.change), Path(gone))
         environment |= {OBSERVE_VARIABLE: observe, **program.environment}
         program = _edited(program, change, Path(gone))
         where = (cases_dir or Path(gone)).absolute()
@@ -339,7 +339,8 @@ def _edited(program: Program, change: Change, folder: Path) -> Program:
     return replace(program, command=(python, "-c", _IN_PLACE_OF_FILE, str(changed), *rest))
 
 
-def _changed_environment(change: Change, gone: Path) -> dict[str, str]:
+def changed_environment(change: Change, gone: Path) -> dict[str, str]:
+    """The environment of a run with this change and a kernel cache of its own in the folder `gone`."""
     # What was asked of us by torch's own names must not start torch's tool of that name.
     ours = ("TORCHSLEUTH_", "TORCHDYNAMO_REPRO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

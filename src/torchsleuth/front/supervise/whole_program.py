@@ -3,14 +3,18 @@
 A program may end with an error of its own, after compiled calls in which nothing failed, because it got something wrong
 from the compiler. So it runs once more with nothing compiled; where it passes then, once more with every compiled call
 compared with eager; and where that shows nothing, the whole program is the case.
+
+Whole calls of a process that cannot be forked are compared in further runs, which can change nothing outside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torchsleuth.core.cases.errors import SleuthError
@@ -20,9 +24,10 @@ from torchsleuth.core.cases.record import record_at
 from torchsleuth.core.cases.spool import WatchedProcess, watched_processes
 from torchsleuth.core.change_table import UNCOMPILED
 from torchsleuth.core.changes import NOTHING
+from torchsleuth.core.processes.sealed import confined, why_not_confinable
 from torchsleuth.core.protocol.failures import GivenUp, UncaughtError
 from torchsleuth.core.protocol.steps import AdoptOrder
-from torchsleuth.core.watching import Settings
+from torchsleuth.core.watching import AT_END, Again, Settings
 from torchsleuth.front.supervise.case_at_work import CaseAtWork, Follow, Processes, processes_for
 from torchsleuth.front.supervise.program import Supervised
 from torchsleuth.front.supervise.program_blame import KnownRuns, component_by_runs
@@ -36,10 +41,12 @@ from torchsleuth.front.supervise.program_runs import (
     Say,
     Watch,
     cases_of_run,
+    changed_environment,
     nobody,
     record_again,
     recorded,
     run_program,
+    run_unseen,
 )
 from torchsleuth.front.supervise.road import investigate, minify
 from torchsleuth.front.supervise.second_look import too_long_again
@@ -103,6 +110,87 @@ def look_at_own_error(
             return None
         say("no compiled call differs from eager by itself")
     return only_compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedCalls:
+    """What came of comparing whole calls in further runs: cases, and what was left out and why."""
+
+    cases: list[Caught]
+    left_out: str = ""
+
+
+# Less is not enough to load torch twice and run a program.
+LEAST_SECONDS = 5.0
+
+
+def compare_calls(program: Program, settings: Settings, cases_dir: Path, say: Say) -> ComparedCalls | None:
+    """Compares the whole calls that could not be while the program ran; None where there were none.
+
+    Used as `compare_calls(Program(("python", "train.py")), settings, Path("cases"), print)`.
+    """
+    spool, not_compared = Path(settings.spool), "whole calls are not compared with eager"
+    known = watched_processes(spool)
+    found = [left for process in known if (left := process.left_out()) is not None]
+    if not found or any(process.failures() for process in known):
+        return None
+    (left, *others), why = found, why_not_confinable()
+    if others or program.from_stdin or any(process.rank is not None for process in known):
+        why = "several processes made them" if others else "the program cannot be run once more by itself"
+    if why is None and left.seconds < LEAST_SECONDS:
+        why = "the time for it is spent (--check-budget)"
+    if why is not None:
+        return ComparedCalls([], f"{not_compared}: {why}")
+    say(
+        f"comparing whole calls with eager: the program runs again, sealed off, for at most {left.seconds:.0f} s"
+    )
+    until, stopped = time.monotonic() + left.seconds, threading.Event()
+    folders = [spool / f"calls-{number}" for number in range(4)]
+
+    def run(number: int) -> Supervised:
+        folders[number].mkdir()
+        own = str(folders[number])
+        try:
+            paths = tuple(map(str, folders[: number + 1]))
+            again = dataclasses.replace(settings, spool=own, again=Again(paths, left.calls, left.memory))
+            command = tuple(confined(program.command, own))
+            environment = {**changed_environment(program.change, folders[number]), **program.environment}
+            environment = {"PYTHONHASHSEED": "0", **environment}
+            sealed = dataclasses.replace(program, command=command, change=NOTHING)
+            return run_unseen(sealed, again, until, enough=stopped.is_set, environment=environment)
+        finally:
+            (folders[number] / AT_END).touch()
+
+    def pair(first: int) -> Supervised:
+        """In eager and as captured, at once: what is captured waits for what eager has left."""
+        with ThreadPoolExecutor(2) as pool:
+            runs = [pool.submit(run, number) for number in (first, first + 1)]
+            try:
+                return [each.result() for each in runs][1]
+            except BaseException:
+                stopped.set()
+                raise
+
+    ended = pair(0)
+    told = [call for process in watched_processes(folders[1]) for call in process.compared_calls()]
+    cases = list[Caught]()
+    if any(call.differs for call in told):
+        ended = pair(2)
+        cases, _ = cases_of_run(cases_dir, folders[3], ended)
+    compared = sum(call.why_not is None for call in told)
+    if compared >= left.calls or cases:
+        return ComparedCalls(cases)
+    reasons = [call.why_not for call in told if call.why_not is not None]
+    why = (
+        reasons[0]
+        if reasons
+        else "there was no time left"
+        if ended.late
+        else "its further run ends before them"
+    )
+    return ComparedCalls(
+        [], f"{left.calls - compared} of {left.calls} whole calls are not compared with eager: {why}"
+    )
 
 
 def _blamed(found: OnlyCompiled, work: CaseAtWork) -> Triage:

@@ -234,10 +234,17 @@ class KeptCopies:
         }
         self._known = dict(self._of_weights)
 
-    def of(self, values: Sequence[Any]) -> list[Any]:
-        """For each value one like it, in memory of its own."""
+    def of(self, values: Sequence[Any], most: Callable[[torch.device], float] | None = None) -> list[Any]:
+        """For each value one like it, in memory of its own; raises a `MemoryError` where that takes more bytes of a
+        device than `most` says."""
         found = {place: self._at_hand(values[place]) for place in alone_in_memory(values)}
         rest = [place for place in range(len(values)) if found.get(place) is None]
+        sizes: Counter[torch.device] = Counter()
+        for tensor in tensors_in([values[place] for place in rest]):
+            sizes[tensor.device] += tensor.numel() * tensor.element_size()
+        for device, size in sizes.items():
+            if most is not None and size > most(device):
+                raise MemoryError(f"of its values {size >> 20} MB would have to be copied")
         found |= dict(zip(rest, clone_inputs([values[place] for place in rest])))
         return [found[place] for place in range(len(values))]
 
@@ -248,13 +255,15 @@ class KeptCopies:
     @contextlib.contextmanager
     def remembered(self, values: Sequence[Any], copies: Sequence[Any]) -> Iterator[None]:
         """Inside, these copies are at hand, too: for the graphs that are made of one."""
-        before = self._known
         pairs = {_place(values[place]): copies[place] for place in alone_in_memory(values)}
-        self._known = {**before, **pairs}
+        self._known |= pairs
         try:
             yield
         finally:
-            self._known = before
+            for place, copy in pairs.items():
+                if self._known.get(place) is copy:
+                    del self._known[place]
+            self._known = {**self._of_weights, **self._known}
 
     def _at_hand(self, value: torch.Tensor) -> torch.Tensor | None:
         copy = self._known.get(_place(value))

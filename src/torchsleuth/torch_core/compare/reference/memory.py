@@ -10,13 +10,14 @@ import contextlib
 import gc
 import resource
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchsleuth.torch_core.compare.reference.cloning import tensors_in
+from torchsleuth.torch_core.compare.reference.cloning import memory_of, tensors_in
 
 EXTRA = 1 << 30
 """Bytes beyond twice the program's own peak."""
@@ -39,23 +40,32 @@ UNUSED = 32 << 20
 
 _program: dict[torch.device, int] = {}
 _copied: dict[torch.device, int] = {}
+_holders: Counter[tuple[torch.device, int]] = Counter()
 _checking: set[torch.device] = set()
 _elsewhere: dict[torch.device, int] = {}
 
 
 @contextlib.contextmanager
-def copies_counted(inputs: Any) -> Iterator[None]:
-    """Around copying a call's inputs and the call itself: the copies are ours, whatever the program takes is not."""
-    sizes = _bytes_by_device(inputs)
-    for device in sizes:
+def copies_counted(inputs: Any, copy: Callable[[Any], Any]) -> Iterator[Any]:
+    """Copies a call's inputs, and around the call: the copies are ours, whatever the program takes is not."""
+    for device in _bytes_by_device(inputs):
         _note_program(device)
-    for device, size in sizes.items():
-        _copied[device] = _copied.get(device, 0) + size
+    copies = copy(inputs)
+    memory = {(t.device, memory_of(t)): t for t in tensors_in(copies) if memory_of(t)}
+    sizes = {place: tensor.untyped_storage().nbytes() for place, tensor in memory.items()}
+    for place, size in sizes.items():
+        _holders[place] += 1
+        _copied[place[0]] = _copied.get(place[0], 0) + (size if _holders[place] == 1 else 0)
     try:
-        yield
+        yield copies
     finally:
-        for device, size in sizes.items():
-            _copied[device] -= size
+        for place, size in sizes.items():
+            _holders[place] -= 1
+            _copied[place[0]] -= 0 if _holders[place] else size
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def note_run(copies: Any) -> None:
@@ -69,7 +79,7 @@ def _bytes_by_device(tree: Any) -> dict[torch.device, int]:
     sizes = {torch.device("cpu"): 0}
     for tensor in tensors_in(tree):
         if tensor.device.type in ("cpu", "cuda"):
-            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + _bytes_of(tensor)
     return sizes
 
 
@@ -188,6 +198,11 @@ def memory_left(device: torch.device) -> int:
         left = int(BLOCKS * most) - _bytes_now(device)
         left = min(left, torch.cuda.mem_get_info(device)[0] + _unused(device))
     return max(LEAST, left)
+
+
+def may_run_again(inputs: Any) -> bool:
+    """Whether the program may take as much as it ever took on top of what it holds now: `may_run_again([x])`."""
+    return all(_bytes_now(d) <= _program.get(d, _peak_bytes(d)) + EXTRA for d in _bytes_by_device(inputs))
 
 
 def _peak_bytes(device: torch.device) -> int:

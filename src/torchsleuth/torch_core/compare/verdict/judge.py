@@ -483,4 +483,5 @@ def _short(value: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]
+    # What a device says of its other processes after that is no help here.
+    return (str(error).strip().splitlines() or ["no message"])[0].partition(" GPU ")[0][:200]
