@@ -22,7 +22,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torchsleuth.core.processes.tree import be_first_to_go
 
@@ -270,7 +270,8 @@ def write_aside(folder: str) -> None:
         renamed(source, target, **named)
 
     builtins.open = io.open = open_aside
-    os.mkdir, os.rename, os.replace = make_aside, rename_aside, rename_aside
+    os.mkdir = make_aside
+    os.rename = os.replace = cast(Any, rename_aside)
 
 
 if __name__ == "__main__":
