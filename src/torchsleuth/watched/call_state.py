@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import hashlib
 import io
 import re
 import signal
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.processes.sealed import run_openmp_alone
-from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng, save_rng
+from torchsleuth.torch_core.compare.reference.rng import RngState, restore_rng
 from torchsleuth.torch_core.compare.reference.trees import is_numpy
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, is_dynamos_own
 from torchsleuth.torch_internals.modes import outside_all_modes
@@ -203,7 +202,7 @@ def leaves_of(roots: Iterable[Root], before: Mapping[int, int], most: int = MOST
     >>> leaves_of([("result", (1, [2.5]))], {})["result[1][0]"]
     Leaf(kind='float', text='2.5', tensor=None, shown='')
     """
-    return _walked(roots, before, most).leaves
+    return walked(roots, before, most).leaves
 
 
 def versions_below(roots: Iterable[Root]) -> dict[int, int]:
@@ -212,13 +211,13 @@ def versions_below(roots: Iterable[Root]) -> dict[int, int]:
     >>> list(versions_below([("x", torch.ones(2))]).values())
     [0]
     """
-    return {id(t): t._version for t in _walked(roots).tensors.values() if not t.is_inference()}
+    return {id(t): t._version for t in walked(roots).tensors.values() if not t.is_inference()}
 
 
-def _walked(roots: Iterable[Root], before: Mapping[int, int] | None = None, most: int = MOST_BYTES) -> _Walk:
+def walked(roots: Iterable[Root], before: Mapping[int, int] | None = None, most: int = MOST_BYTES) -> _Walk:
     """All that is below `roots`, tensors and iterators by their paths as well.
 
-    >>> found = _walked([("result", [1, torch.ones(2), iter([2])])])
+    >>> found = walked([("result", [1, torch.ones(2), iter([2])])])
     >>> list(found.tensors), list(found.iterators)
     (['result[1]'], ['result[2]'])
     """
@@ -271,7 +270,7 @@ class _Walk:
         touched = version is None or self.before.get(id(value)) != version
         numbers = None
         if (touched or size <= SMALL_BYTES) and size <= self.bytes_left:
-            numbers = _numbers(value)
+            numbers = numbers_of(value)
             self.bytes_left -= size
         self.leaves[path] = Leaf(_name(type(value)), text, numbers)
         for name, attribute in getattr(value, "__dict__", {}).items():
@@ -288,7 +287,7 @@ def _shape(value: torch.Tensor) -> str:
         return "(nested)"
 
 
-def _numbers(value: torch.Tensor) -> torch.Tensor | None:
+def numbers_of(value: torch.Tensor) -> torch.Tensor | None:
     plain = type(value) in PLAIN_TENSORS and value.device.type in ("cpu", "cuda") and not value.is_quantized
     if not plain or value.layout != torch.strided:
         return None
@@ -358,22 +357,6 @@ def _name(kind: Callable[..., Any]) -> str:
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
-def state_before(roots: Iterable[Root]) -> str:
-    """Everything that a call can see, as one short text that is another one where a bit of it is.
-
-    >>> one, other = torch.zeros(3, dtype=torch.uint8), torch.tensor([0, 0, 1], dtype=torch.uint8)
-    >>> [state_before([("x", one)]) == state_before([("x", each)]) for each in (one, other)]
-    [True, False]
-    """
-    walk = _walked(roots)
-    known = {path: (leaf.kind, leaf.text) for path, leaf in walk.leaves.items()}
-    bits = {path: _digest(tensor) for path, tensor in walk.tensors.items() if _numbers(tensor) is not None}
-    rng = save_rng()
-    drawn = [rng.python, rng.numpy, numbers_to_come().tolist(), *map(_digest, rng.cuda)]
-    told = repr((known, bits, drawn))
-    return hashlib.sha256(told.encode()).hexdigest()
-
-
 def numbers_to_come() -> torch.Tensor:
     """The next random numbers of torch's, which stay to be drawn: the state itself holds bytes that nobody wrote to.
 
@@ -381,20 +364,6 @@ def numbers_to_come() -> torch.Tensor:
     True
     """
     return torch.rand(8, generator=torch.Generator().set_state(torch.get_rng_state()))
-
-
-def _digest(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Sums of its bytes that another order or one other bit would change, made where it lies."""
-    values = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    octets = values.view(torch.uint8)
-    words = (
-        octets[: octets.numel() // 8 * 8].view(torch.int64) if octets.storage_offset() % 8 == 0 else octets
-    )
-    sums = [int(octets[octets.numel() // 8 * 8 :].sum())]
-    for piece in words.split(1 << 24):
-        places = torch.arange(piece.numel(), device=piece.device) * 2 + 1
-        sums += [int(piece.sum()), int((piece * places).sum())]
-    return tuple(sums)
 
 
 # ---- what a call leaves, made in a process that is there for nothing else
@@ -439,9 +408,9 @@ def leaves_after(call: CompiledCall, run: Callable[[], Any], rng: RngState) -> L
 
 def _gradients(roots: list[tuple[str, Any]], result: Any) -> Leaves:
     """The gradients of the result with respect to what it was made from, where it has any."""
-    found = _walked([("result", result)]).tensors.values()
+    found = walked([("result", result)]).tensors.values()
     outputs = [tensor for tensor in found if tensor.requires_grad and tensor.is_floating_point()]
-    inputs = {path: tensor for path, tensor in _walked(roots).tensors.items() if tensor.requires_grad}
+    inputs = {path: tensor for path, tensor in walked(roots).tensors.items() if tensor.requires_grad}
     # What an earlier call made is as far back as this one goes.
     made_before = {path: tensor for path, tensor in inputs.items() if not tensor.is_leaf}
     wanted = made_before or inputs
@@ -461,7 +430,7 @@ def _drained(result: Any) -> Leaves:
     # Dynamo gives such iterators for others; what others do when they are asked for an item, only they know.
     found = {
         path: iterator
-        for path, iterator in _walked([("result", result)]).iterators.items()
+        for path, iterator in walked([("result", result)]).iterators.items()
         if isinstance(iterator, GeneratorType) or type(iterator).__module__ in ("builtins", "itertools")
     }
     if not found:

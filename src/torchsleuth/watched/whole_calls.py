@@ -21,7 +21,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,15 +74,17 @@ from torchsleuth.watched.call_state import (
     RANDOM_NUMBERS,
     Leaf,
     Leaves,
+    Root,
     is_below,
     leaves_of,
+    numbers_of,
     numbers_to_come,
     packed,
     roots_of,
-    state_before,
     unpacked,
     user_function,
     versions_below,
+    walked,
 )
 from torchsleuth.watched.flight import Flight
 from torchsleuth.watched.shadow import MergedOutputs, component_of
@@ -332,6 +334,36 @@ def _begin_run(again: Again) -> None:
                 # Small blocks and large ones are kept apart.
                 sizes = [1 << 18] * 64 + [64 << 20] if other else []
                 del [torch.full((size,), 0xAA, dtype=torch.uint8, device=name) for size in sizes][:]
+
+
+def state_before(roots: Iterable[Root]) -> str:
+    """Everything that a call can see, as one short text that is another one where a bit of it is.
+
+    >>> one, other = torch.zeros(3, dtype=torch.uint8), torch.tensor([0, 0, 1], dtype=torch.uint8)
+    >>> [state_before([("x", one)]) == state_before([("x", each)]) for each in (one, other)]
+    [True, False]
+    """
+    walk = walked(roots)
+    known = {path: (leaf.kind, leaf.text) for path, leaf in walk.leaves.items()}
+    bits = {path: _digest(tensor) for path, tensor in walk.tensors.items() if numbers_of(tensor) is not None}
+    rng = save_rng()
+    drawn = [rng.python, rng.numpy, numbers_to_come().tolist(), *map(_digest, rng.cuda)]
+    told = repr((known, bits, drawn))
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _digest(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sums of its bytes that another order or one other bit would change, made where it lies."""
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    octets = values.view(torch.uint8)
+    words = (
+        octets[: octets.numel() // 8 * 8].view(torch.int64) if octets.storage_offset() % 8 == 0 else octets
+    )
+    sums = [int(octets[octets.numel() // 8 * 8 :].sum())]
+    for piece in words.split(1 << 24):
+        places = torch.arange(piece.numel(), device=piece.device) * 2 + 1
+        sums += [int(piece.sum()), int((piece * places).sum())]
+    return tuple(sums)
 
 
 SAW = "what it sees"
