@@ -24,8 +24,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
-from torchsleuth.core.processes.tree import be_first_to_go
-
 # Of memory shared with other processes, how much is copied at most.
 MOST_SHARED_BYTES = 1 << 30
 
@@ -82,6 +80,8 @@ def seal(keep: Collection[int]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     sys.dont_write_bytecode = True
+    from torchsleuth.core.processes.tree import be_first_to_go  # not there where this file is run by itself
+
     be_first_to_go()
     _own_shared_memory(libc)
     _lead_nowhere(keep)
