@@ -186,7 +186,7 @@ def test_a_script_that_fails_nowhere_is_status_one(tmp_path):
         (["--torch", "8.1..8.2", "--index-url", "http://127.0.0.1:9/simple"], "no torch in 8.1..8.2"),
         ([], "either --torch"),
         (["--torch", "2.11..2.12", "--releases", "2.11.0"], "either --torch"),
-        (["--releases", "newest"], "names no release"),
+        (["--releases", "newest"], "is not a release of torch"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_status_two(tmp_path, arguments, says):
