@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchsleuth.core.cases.record import CompileSettings
+from torchsleuth.core.processes.starting import is_sanitized
 from torchsleuth.core.protocol.failures import Overwritten
 from torchsleuth.core.watching import CheckBudget, Settings
 from torchsleuth.script_runtime.compiling import draw_eager_random_numbers, lazy_backward
@@ -438,9 +439,8 @@ def _guard_by_flag(compiled: Any, graph: GuardedGraph) -> Any:
 def _settings(level: str, backend: str, **more: Any) -> CompileSettings:
     """How a graph is being compiled right now, in this process."""
     state = state_now()
-    return CompileSettings(
-        level, backend, "inference" if state.inference_mode else "forward", state=state, **more
-    )
+    direction = "inference" if state.inference_mode else "forward"
+    return CompileSettings(level, backend, direction, state=state, sanitized=is_sanitized(os.environ), **more)
 
 
 def _boxed(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

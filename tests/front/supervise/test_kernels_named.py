@@ -72,3 +72,21 @@ def test_a_checker_of_memory_names_the_kernel_that_reached_outside(script, tmp_p
         run.kernel
         == "kernel scatter_rows, block [2,0,0], thread [44,0,0]: Invalid __global__ write of size 4 bytes"
     )
+
+
+SANITIZED = """==7==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x62 at pc 0x7f bp 0x7f sp 0x7f
+READ of size 64 at 0x62 thread T0
+    #0 0x7f in _mm512_loadu_ps(void const*) /usr/lib/gcc/avx512fintrin.h:6333
+    #1 0x7f in at::vec::Vectorized<float>::loadu(void const*, long) /torch/vec512_float.h:178
+    #2 0x7f in kernel KERNELS.cpp:2
+    #3 0x7f in kernel_py KERNELS.cpp:79
+"""
+
+
+def test_a_sanitizer_names_the_line_of_generated_code(script, tmp_path):
+    path = script(SANITIZED)
+    (tmp_path / "kernels.py.cpp").write_text("void kernel() {\n    auto tmp0 = in_ptr0[x0 + 40];\n}\n")
+    run = ScriptRunner(python=sys.executable).run(path, FAILED)
+    assert (
+        run.kernel == "AddressSanitizer: heap-buffer-overflow in kernel, at `auto tmp0 = in_ptr0[x0 + 40];`"
+    )

@@ -1,7 +1,7 @@
 """Compiler faults for tests: `aten.sin.default:raise` makes Inductor's lowering of one operator fail.
 
 Acts: raise, raise_emulating (where the setting emulate_precision_casts is on), assert, segv, abort, bus, kill, exit, hang,
-native_hang (holding the GIL) while compiling; wrong (adds one to the result); run_raise, run_segv, run_abort, run_exit,
+native_hang (holding the GIL) while compiling; wrong (adds one to the result); beyond (reads forty elements too far); run_raise, run_segv, run_abort, run_exit,
 run_hang when the compiled code runs. `triton.exp:wrong` is one in the code that Triton is given, `template.mm:wrong` one in a
 template of Inductor's.
 """
@@ -102,6 +102,15 @@ def patch(name: str, act: str) -> None:
 
     @functools.wraps(original)
     def faulty(*args, **kwargs):
+        if act == "beyond":
+            x = args[0]
+            read = x.make_loader()
+            return ir.Pointwise.create(
+                device=x.get_device(),
+                dtype=x.get_dtype(),
+                inner_fn=lambda index: read([*index[:-1], index[-1] + 40]),
+                ranges=x.get_size(),
+            )
         if not act.startswith("run_") and act != "wrong":
             die(act, name)
         out = original(*args, **kwargs)

@@ -704,3 +704,12 @@ def test_a_script_of_seconds_that_explode_passes_without_the_compiler(tmp_path):
         [sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True, timeout=100
     )
     assert ended.stdout.splitlines()[-1] == "NOT REPRODUCED" and ended.returncode == 0
+
+
+@pytest.mark.parametrize("sanitized", [True, False])
+def test_a_script_of_an_access_out_of_range_builds_its_code_with_sanitizers(sanitized):
+    """It starts itself again with their library; whoever runs it types nothing more."""
+    graph = small(lambda x: (torch.sin(x),), torch.ones(3), signature=CRASH, sanitized=sanitized)
+    for script in small_scripts(graph):
+        assert ("-fsanitize=address,undefined" in script.text) is sanitized
+        assert ("os.execve(sys.executable" in script.text) is sanitized

@@ -65,7 +65,8 @@ class CompileSettings:
     Values of `options` and `config` are Python text. `state` is None where nobody said what it was;
     `visible_outputs` are the places of the outputs that the user sees, None where the graph does not mark any. Where
     `parted`, it was compiled for inputs that share no memory, and called with others that do. Where `forward_only`, the
-    program's backward is no part of the failure: eager passes until a gradient is asked for.
+    program's backward is no part of the failure: eager passes until a gradient is asked for. Where `sanitized`, its C++
+    is built with sanitizers.
     """
 
     level: str = "dynamo"
@@ -78,6 +79,7 @@ class CompileSettings:
     visible_outputs: tuple[int, ...] | None = None
     parted: bool = False
     forward_only: bool = False
+    sanitized: bool = False
 
     def to_json(self) -> dict[str, object]:
         """The settings under the names that records and scripts use.
@@ -97,6 +99,7 @@ class CompileSettings:
             "parted": self.parted,
             "forward_only": self.forward_only,
             "output_meta": {} if visible is None else {"user_visible_output_idxs": list(visible)},
+            **({"sanitized": True} if self.sanitized else {}),
         }
 
     @staticmethod

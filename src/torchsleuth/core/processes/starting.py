@@ -7,6 +7,8 @@ import glob
 import importlib.util
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -115,3 +117,39 @@ def sees_devices(environment: Mapping[str, str]) -> bool:
     if nvidia_only and environment.get("CUDA_VISIBLE_DEVICES") == "":
         return False
     return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
+
+
+# A compiler as Inductor calls one, and what of the sanitizer is about libraries, not about what is built: what they
+# never give back, define twice, or give back otherwise than they got it.
+SANITIZING_CXX = '#!/bin/sh\nexec g++ "$@" -fsanitize=address,undefined -fno-omit-frame-pointer -g1\n'
+SANITIZING = (
+    "detect_leaks=0:alloc_dealloc_mismatch=0:new_delete_type_mismatch=0:detect_odr_violation=0:"
+    "abort_on_error=1"
+)
+# Loaded before all else; the second because the first looks for its exceptions.
+SANITIZERS = ("libasan", "libstdc++")
+
+
+def sanitizing() -> dict[str, str] | None:
+    """The variables under which the C++ of graphs is built with sanitizers; None where g++ has none.
+
+    An access out of range, which may do no visible harm, then ends the process.
+    """
+    if shutil.which("g++") is None:
+        return None
+    asked = [["g++", f"-print-file-name={name}.so"] for name in SANITIZERS]
+    found = [subprocess.run(each, capture_output=True, text=True).stdout.strip() for each in asked]
+    if not all(map(os.path.isabs, found)):  # of what it has not, g++ says the name alone
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    compiler = Path(base, "torchsleuth", "sanitizing", "c++")
+    compiler.parent.mkdir(parents=True, exist_ok=True)
+    if not compiler.is_file() or compiler.read_text() != SANITIZING_CXX:
+        compiler.write_text(SANITIZING_CXX)
+        compiler.chmod(0o755)
+    return {"CXX": str(compiler), "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": SANITIZING}
+
+
+def is_sanitized(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment builds C++ with sanitizers: `is_sanitized(os.environ)`."""
+    return "libasan" in environment.get("LD_PRELOAD", "")

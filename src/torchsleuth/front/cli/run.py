@@ -15,6 +15,7 @@ from torchsleuth.core.cases.errors import DiskFull, SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import watched_processes
 from torchsleuth.core.change_table import RANDOM
+from torchsleuth.core.processes.starting import sanitizing
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import CALLS_NOT_COMPARED, Remark
 from torchsleuth.core.watching import COLLECTORS, OBSERVE_VARIABLE, Settings
@@ -119,6 +120,13 @@ EXIT_CASE = 3
 )
 @log_option
 @same_random_option
+@click.option(
+    "--sanitize",
+    is_flag=True,
+    envvar="TORCHSLEUTH_SANITIZE",
+    help="On the CPU: build the C++ of graphs with sanitizers; an access out of range is a case, also one that does "
+    "no visible harm.",
+)
 @click.option("--only", metavar="NAME", envvar="TORCHSLEUTH_ONLY", help="Watch only functions of that name.")
 @click.option(
     "--keep-going",
@@ -144,6 +152,7 @@ def run_verb(
     explain: bool,
     log_levels: dict[str, str],
     same_random: bool,
+    sanitize: bool,
     only: str | None,
     keep_going: bool,
     cases_dir: Path,
@@ -162,6 +171,10 @@ def run_verb(
     torchsleuth run -- torchrun --nproc-per-node 2 train.py
     """
     line = program_line(module, command, cases_dir)
+    given = sanitizing() if sanitize else {}
+    if given is None:
+        raise click.UsageError("--sanitize needs a g++ with libasan: install it, or run without.")
+    os.environ.update(given)  # for the program, and all that is started for its cases
     _after_the_dead(cases_dir)
     try:
         spool = new_spool(cases_dir)

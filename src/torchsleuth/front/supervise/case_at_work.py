@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +16,11 @@ from typing import Any
 
 from torchsleuth.core.cases.folder import CaseFolder, open_case, update_case, working_on
 from torchsleuth.core.cases.model import Case
+from torchsleuth.core.cases.record import read_record
 from torchsleuth.core.changes import NOTHING, Change
 from torchsleuth.core.processes.limits import seconds_of_a_hang
 from torchsleuth.core.processes.prepared import PreparedInterpreter
+from torchsleuth.core.processes.starting import sanitizing
 from torchsleuth.core.protocol.steps import Done, Order, Seen
 from torchsleuth.front.supervise.host import SearchHost
 from torchsleuth.front.supervise.program_runs import Program, Say, nobody, program_of
@@ -60,6 +63,8 @@ def processes_for(
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.enter_context(working_on(folder))
+            if folder.has("record.json") and read_record(folder.file("record.json")).settings.sanitized:
+                os.environ.update(sanitizing() or {})  # for all that is started for it
         prepared = stack.enter_context(PreparedInterpreter())
         on_cpu = folder is None or folder.case.device == "cpu"
         given = {} if on_cpu else ONE_THREAD

@@ -319,17 +319,32 @@ _ACCESSED = re.compile(
 )
 
 
+# What a sanitizer says of generated C++, whose frame stands below those of what it was compiled with.
+_SANITIZED = re.compile(
+    r"ERROR: (AddressSanitizer: [\w-]+)[^\n]*(?:\n(?!\n)[^\n]*){0,12}?\n +#\d+ 0x\w+ in (\w+) ([^\n]+\.cpp):(\d{1,7})"
+)
+
+
 def _kernel_named(stream: Path) -> str | None:
-    """The first kernel of which a device, or a checker of its memory, says that it went wrong."""
+    """The first kernel of which a device, or a checker of memory, says that it went wrong."""
     text = stream.read_bytes()[-2_000_000:].decode("utf-8", errors="replace")
     if (found := _ACCESSED.search(text)) is not None:
         what, kernel, thread, block = found.groups()
         return f"kernel {kernel}, block [{block}], thread [{thread}]: {what}"
+    if (found := _SANITIZED.search(text)) is not None:
+        what, function, file, line = found.groups()
+        return f"{what} in {function}{_line_of(Path(file), int(line))}"
     if (found := _ASSERTED.search(text)) is None:
         return None
     file, line, block, thread, what = found.groups()
     kernel = _function_at(Path(file), int(line)) or Path(file).name
     return f"kernel {kernel}, block [{block}], thread [{thread}]: {what}"
+
+
+def _line_of(file: Path, line: int) -> str:
+    """A line of generated C++, which is gone when its process is."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    return f", at `{lines[line - 1].strip()}`" if 0 < line <= len(lines) else ""
 
 
 def _function_at(file: Path, line: int) -> str | None:

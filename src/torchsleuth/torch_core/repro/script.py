@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.record import CompileSettings, GraphRecord
+from torchsleuth.core.processes.starting import SANITIZERS, SANITIZING, SANITIZING_CXX
 from torchsleuth.core.protocol.codec import Document
 from torchsleuth.script_runtime.signature import Signature, fails_the_same_way
 
@@ -94,6 +95,8 @@ def script_text(
     notes = record.embedded.notes
     imports = [*STANDARD_IMPORTS, *record.imports, *record.embedded.imports]
     # The interpreter's own modules first; a set would not keep the text stable.
+    sanitizing = sanitizing_lines(record.settings)
+    imports += [f"import {name}" for name in ("os", "pathlib", "subprocess") if sanitizing]
     every_import = list(dict.fromkeys([*runtime_imports, *imports]))
     others = "" if pasted else f", {RUNTIME} beside it"
     return template("original.py.jinja").render(
@@ -106,12 +109,31 @@ def script_text(
         notes=[one_line(note) for note in notes],
         environment=[] if stable else _environment(record),
         imports=sorted(every_import, key=lambda line: (not line.startswith("import"), line)),
+        sanitizing=sanitizing,
         embedded=record.embedded.source.strip(),
         graph=graph.rstrip(),
         facts=_literal({**facts, "asked": dict(asked)} if asked else facts),
         expected=_literal(dict(signature) if signature else None),
         runtime=runtime,
     )
+
+
+def sanitizing_lines(settings: CompileSettings) -> list[str]:
+    """What starts a script again with the sanitizer's library loaded, where its C++ is to be built with it."""
+    if not settings.sanitized:
+        return []
+    return [
+        "# The C++ of the graph is built with sanitizers, whose library has to be loaded first.",
+        'if "libasan" not in pathlib.Path("/proc/self/maps").read_text():',
+        '    compiler = pathlib.Path.home() / ".cache" / "torchsleuth" / "sanitizing" / "c++"',
+        "    compiler.parent.mkdir(parents=True, exist_ok=True)",
+        f"    compiler.write_text({SANITIZING_CXX!r})",
+        "    compiler.chmod(0o755)",
+        f"    libraries = [subprocess.getoutput(f'g++ -print-file-name={{name}}.so') for name in {SANITIZERS!r}]",
+        '    given = {"CXX": str(compiler), "LD_PRELOAD": " ".join(libraries)}',
+        f'    given["ASAN_OPTIONS"] = {SANITIZING!r}',
+        "    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **given})",
+    ]
 
 
 def _headline(record: GraphRecord) -> str:

@@ -26,6 +26,7 @@ from torchsleuth.torch_core.repro.script import (
     marks_of,
     modules_of_clock,
     one_line,
+    sanitizing_lines,
     template,
 )
 from torchsleuth.torch_core.repro.small_body import body_lines, node_lines
@@ -53,7 +54,7 @@ _WITHOUT_TEXT = ("crash", "hang", "accuracy")
 # Statements up to which a function is read at a glance; of longer ones what repeats becomes loops.
 READABLE = 20
 # What the lines of a script may need of the standard library.
-_STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib"}
+_STANDARD = {"base64", "copy", "math", "operator", "os", "pathlib", "subprocess"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _script(small: SmallGraph, form: str, random: bool) -> SmallScript:
         body = body_lines(small.graph, names, public=form == FUNCTION, boxed=form == GRAPH)
     made, kept = _made_inputs(_as_drawn(small) if random else small, random or small.signature.phase == "run")
     calls = calls_of(small, form)
-    setup = [*_settings(small), *_needs(small)]
+    setup = [*sanitizing_lines(small.settings), *_settings(small), *_needs(small)]
     setup += ["torch.manual_seed(0)"] * any("randn" in text for text in made)
     setup += made_together(made)
     setup += [f"torch._dynamo.mark_dynamic({name}, {d})" for name, d in marked_sizes(small, form)]
