@@ -151,8 +151,13 @@ def build_environment(
     with _explained(folder), _locked(folder / f".{recipe.folder_name}.lock", deadline, stop):
         if (python := python_of(recipe, folder)) is not None:
             return python
-        _sweep(folder, recipe)
-        _check_room(folder, expected_bytes)
+        for left in folder.glob(
+            f".{recipe.folder_name}.building-*"
+        ):  # by a builder that died: one is at work here
+            shutil.rmtree(left, ignore_errors=True)
+        free, wanted = shutil.disk_usage(folder).free, expected_bytes * ROOM_PER_BYTE
+        if free < wanted:
+            raise NoRoom(_no_room_sentence(folder, f"{free / 1e9:.1f} of {wanted / 1e9:.1f} GB"))
         growing = folder / f".{recipe.folder_name}.building-{os.getpid()}"
         try:
             _fill(recipe, growing, deadline, stop)
@@ -241,14 +246,6 @@ def _failure(text: str, recipe: Recipe) -> Exception:
     return CannotBuild(f"it could not be installed: {(errors or ['no reason was given'])[-1][:200]}")
 
 
-def _check_room(folder: Path, expected_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < expected_bytes * ROOM_PER_BYTE:
-        raise NoRoom(
-            _no_room_sentence(folder, f"{free / 1e9:.1f} of {expected_bytes * ROOM_PER_BYTE / 1e9:.1f} GB")
-        )
-
-
 def _no_room_sentence(folder: Path, how_much: str = "") -> str:
     seen = f" ({how_much} are free)" if how_much else ""
     return (
@@ -286,12 +283,6 @@ def _locked(path: Path, deadline: float, stop: threading.Event) -> Iterator[None
                 if stop.wait(POLL_SECONDS) or time.monotonic() > deadline:
                     raise Stopped from None
         yield
-
-
-def _sweep(folder: Path, recipe: Recipe) -> None:
-    """Removes what a builder that died left; whoever holds the lock is the only one at work here."""
-    for left in folder.glob(f".{recipe.folder_name}.building-*"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _python_in(place: Path) -> Path:

@@ -89,7 +89,14 @@ def wheels_of(index: str) -> list[Wheel]:
         request = urllib.request.Request(page, headers={"Accept": _ACCEPT})
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             kind, text, address = answer.headers.get_content_type(), answer.read().decode(), answer.geturl()
-        wheels = _from_json(text, address) if kind.endswith("json") else _from_html(text, address)
+        if kind.endswith("json"):
+            listed = json.loads(text)["files"]
+            wheels = [Wheel(f["filename"], urljoin(address, f["url"]), f.get("size")) for f in listed]
+        else:
+            links = _Links()
+            links.feed(text)
+            plain = [urljoin(address, link).partition("#")[0] for link in links.found]
+            wheels = [Wheel(unquote(url.rpartition("/")[2]), url) for url in plain]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IndexSilent(_reason(error)) from error
     found = [w for w in wheels if is_name(w.version)]
@@ -109,19 +116,6 @@ def size_of(wheel: Wheel) -> int | None:
             return int(answer.headers["Content-Length"])
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _from_json(text: str, address: str) -> list[Wheel]:
-    return [
-        Wheel(f["filename"], urljoin(address, f["url"]), f.get("size")) for f in json.loads(text)["files"]
-    ]
-
-
-def _from_html(text: str, address: str) -> list[Wheel]:
-    links = _Links()
-    links.feed(text)
-    plain = [urljoin(address, link).partition("#")[0] for link in links.found]
-    return [Wheel(unquote(url.rpartition("/")[2]), url) for url in plain]
 
 
 class _Links(html.parser.HTMLParser):

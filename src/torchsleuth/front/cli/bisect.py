@@ -108,7 +108,9 @@ def bisect_verb(
     folder, script, expected = _subject(asked, program)
     if folder is not None:
         agree_to(folder, yes)
-    provider = _provider(folder, index_url)
+    on_cuda = folder is not None and folder.case.device.startswith("cuda")
+    nightlies = nightly_index(installed_cuda() if on_cuda else None)
+    provider = IndexProvider(index_url, nightlies=nightlies, say=say)
     versions = _versions(provider, torch_range, releases)
     say(f"{len(versions)} {_releases(len(versions))}: {', '.join(versions)}")
     result = _found(asked, folder, script, expected, provider, versions)
@@ -213,11 +215,6 @@ def _searched(search: Search, folder: CaseFolder | None, key: str) -> Bisection:
         raise
     keep(result)
     return result
-
-
-def _provider(folder: CaseFolder | None, index_url: str | None) -> IndexProvider:
-    on_cuda = folder is not None and folder.case.device.startswith("cuda")
-    return IndexProvider(index_url, nightlies=nightly_index(installed_cuda() if on_cuda else None), say=say)
 
 
 def _versions(provider: IndexProvider, torch_range: str | None, releases: str | None) -> list[str]:
