@@ -69,7 +69,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         *("torch_core.compare.reference.other_ways", "torch_core.compare.verdict.textbook"),
     ),
     "whole calls compared with eager": (
-        *("watched.whole_calls", "watched.call_judge", "watched.call_state", "watched.call_difference"),
+        *("watched.whole_calls", "watched.call_judge", "watched.call_state"),
         "watched.shadow",
     ),
     "calls that cannot be captured, as programs": (

@@ -4,7 +4,7 @@ import collections
 
 import torch
 
-from torchsleuth.watched.call_difference import differences
+from torchsleuth.watched.call_failures import differences
 from torchsleuth.watched.call_state import leaves_of, roots_of
 
 

@@ -34,7 +34,7 @@ from torchsleuth.torch_core.compare.reference.rng import RngState, save_rng
 from torchsleuth.torch_internals.compiled_calls import GUARD_FILTER, CompiledCall
 from torchsleuth.torch_internals.modes import outside_all_modes
 from torchsleuth.watched import apply_change, call_failures, failures
-from torchsleuth.watched.call_difference import (
+from torchsleuth.watched.call_failures import (
     CAPTURED,
     COMPILED,
     CallVerdict,

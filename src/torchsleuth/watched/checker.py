@@ -53,7 +53,7 @@ from torchsleuth.torch_internals.modes import Switches
 from torchsleuth.torch_internals.operators import groups_of
 from torchsleuth.torch_internals.tensors import CannotHand, hand_over, identity_of
 from torchsleuth.watched import failures
-from torchsleuth.watched.call_difference import CallVerdict
+from torchsleuth.watched.call_failures import CallVerdict
 from torchsleuth.watched.call_judge import (
     as_child,
     content_of,

@@ -46,7 +46,7 @@ from torchsleuth.torch_core.compare.reference.rng import save_rng
 from torchsleuth.torch_internals.compiled_calls import CompiledCall, caller_of_compiled, is_dynamos_own
 from torchsleuth.torch_internals.modes import outside_all_modes, tracing_under_way
 from torchsleuth.watched import apply_change, call_failures
-from torchsleuth.watched.call_difference import (
+from torchsleuth.watched.call_failures import (
     CAPTURED,
     COMPILED,
     ELSEWHERE,
