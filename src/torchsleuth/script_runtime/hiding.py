@@ -22,28 +22,36 @@ _HIDE_VARIABLE = re.compile(
     r"|^(?!TORCH|.*GRAD).*(?:^|_|DB|SQL|PG|USER|ROOT|ADMIN)(?:PASS|PWD|PW)\d*$|(?:^|_)(?:PAT|PIN|OTP|DSN|SIG)$",
     re.IGNORECASE,
 )
+# Names as they are said elsewhere; a document within a document has their letters by number.
+_HIDE_FOREIGN = "contraseña|пароль|пароля|密码|密碼|パスワード|비밀번호|hasło|salasana|lösenord|senha|şifre"
+_HIDE_NUMBERED = "".join(c if c.isascii() else rf"\\+u{ord(c):04x}" for c in _HIDE_FOREIGN)
 # Whose value is a secret whatever it looks like.
 _HIDE_STRONG = (
-    r"(?:passw(?:or)?d|passwort|kennwort|passphrase|pass[_-]?code|contrase[nñ]a|mot[_ ]de[_ ]passe|wachtwoord"
-    r"|пароль|密码|パスワード|(?<!to)(?<!in)secret|credentials?"
-    r"|(?:db|user|usr|sudo|su|ssh|ftp|smtp|imap|root|admin|login|become|http|proxy|mail|redis|sql|pg|ldap|bind)[_-]?"
+    r"(?:passw(?:or)?d|passwort|kennwort|passphrase|pass[_-]?code|contrasena|mot[_ ]de[_ ]passe|wachtwoord"
+    rf"|{_HIDE_FOREIGN}|{_HIDE_NUMBERED}"
+    r"|\bw?psk\b|(?<!to)(?<!in)secret|\bcreds?\b|credentials?"
+    r"|(?:db|user|usr|store|key|trust|cert|sign|sudo|su|ssh|ftp|smtp|imap|root|admin|login|become|http|proxy|mail|redis|sql|pg|ldap|bind)[_-]?"
     r"(?:pass|pwd|pw)"
     r"|(?:api|access|account|secret|private|auth|signing|encryption|wandb|openai|hf|hub"
     r"|comet|neptune|aws|azure|gcp|google|master"
     r"|licen[cs]e|storage[_-]account|shared(?:access)?|client|consumer"
-    r"|service|subscription|deploy|ssh|host|admin|account)[_ -]?key"
+    r"|service|subscription|deploy|ssh|host|admin|hmac"
+    r"|crypt\w*|rsa|session|fernet|jwt|pre[_-]?shared|webhook|root|user|app)[_. -]?key"
     r"(?:[_-]data)?(?![_-]?(?:id|path|file|name|type|len|dim|size|hash|state|proj|value|pad|shape|cache|mask|error))"
-    r"|(?:api|hf|hub|access|auth|refresh|session|bearer|personal|bot|csrf|xsrf|jwt|security|oauth|upload|deploy|gitlab"
+    r"|(?:api|(?<![a-z])id|hf|hub|access|auth|refresh|session|bearer|personal|bot|csrf|xsrf|jwt|security|oauth|upload|deploy|gitlab"
     r"|github|huggingface|wandb|slack|login|user|service|private)[_.-]?token(?!s|iz|[_-]?(?:id|type|len|dim|index))"
     r"|session[_-]?id|otp[_-]?code|mnemonic|(?:seed|recovery)[_ ]phrase|connection[_-]?string)"
 )
 _HIDE_PART = r"(?:(?!%26|&(?:quot|#3[49]|amp);)[^\s'\"\\,;&)<>\]}])"  # of a value that stands without quotes
 _HIDE_MIXED = rf"(?={_HIDE_PART}*\d)(?={_HIDE_PART}*[A-Za-z])"
-_HIDE_QUOTE = r"(?:\\*['\"]|&quot;|&#3[49];|%2[27]|\\+u002[27])"
+_HIDE_QUOTE = r"(?:'''|\"\"\"|\\*['\"]|&quot;|&#3[49];|%2[27]|\\+u002[27])"
 # What may stand between a name and what it is given: the end of a name in quotes or brackets, its type.
-_HIDE_CLOSED = rf"[\w-]*{_HIDE_QUOTE}?[\])]?(?: \((?:type: )?\w+\))?(?: (?:provided|given|supplied|used))?"
+_HIDE_CLOSED = (
+    rf"[\w-]*{_HIDE_QUOTE}?[\])]?(?:\[\d+\])?(?: \((?:type: )?\w+\))?(?: (?:provided|given|supplied|used))?"
+)
 _HIDE_GIVEN = (
-    r"(?:[ \t]*(?:==|!=|[=-]>|:?=\s*|:|(?<=[ \t])\|[ \t](?=[^|\n]*\|)|%3[AaDd]|\bis(?:\s+not)?\b)"
+    r"(?:[ \t]*(?:==|!=|[=-]>|:?=\s*|:|(?<=[ \t])\|[ \t](?=[^|\n]*\|)|%3[AaDd]|\b(?:is(?:\s+not)?|ist|lautet|est|es)\b"
+    r"|:[ \t]*\w+[ \t]*=)"
     r"[ \t]*(?:[|>][+-]?[ \t]*(?:\n|\\+n)?\s*)?|(?:\t|\\+t))"
 )
 _HIDE_TYPE = (
@@ -56,7 +64,7 @@ _HIDE_CODE = (
     r"|\$|\{|%[sdr(]|-?\d{1,5}(?:\.\d*)?\b(?![\w-]))"
 )
 _HIDE_OPTION = re.compile(
-    rf"(--[\w.-]*(?:{_HIDE_STRONG}|token|auth))(=|\s+|(?:\\*['\"],\s*|=|\s+)\\*['\"])(?!-)([^\s'\"\\,)]+)",
+    rf"(--[\w.-]*(?:{_HIDE_STRONG}|token|auth))(=|\s+|(?:\\*['\"],\s*(?:[^()\n]*?\bdefault=)?|=|\s+)\\*['\"])(?!-)([^\s'\"\\,)]+)",
     re.IGNORECASE,
 )
 _HIDE_LIKELY_OPTION = re.compile(
@@ -90,11 +98,20 @@ _HIDE_REWRITES = [
     # Programs that are given a password in their own way.
     _hide_rule(
         r"\b(?:sshpass\s+-p|redis-cli\b[^\n|;]*?\s-a"
-        r"|docker\s+login\b[^\n|;]*?\s-p|(?:un)?zip\b[^\n|;]*?\s-P"
+        r"|sqlplus\s+\w+/|(?:un)?zip\b[^\n|;]*?\s-P"
         r"|wandb\s+login"
         r"|smbclient\b[^\n|;]*?-U\s*[\w.]+%|pass(?:in|out)?\s+pass:|htpasswd\s+-b\S*\s+\S+\s+\S+"
         r"|login\s+\S+\s+password)[ \t]*",
         r"(?!-)[^\s'\"]+",
+    ),
+    # A command that names a user and goes on with a password.
+    _hide_rule(
+        r"\s(?:-[uUDl]|--?user(?:name)?|--login)[=\s]+\S+\s(?:[^\n|;]*?\s)?-[pPwW](?:[ \t]+|=)",
+        r"(?!-|[\d.:/]+(?:\s|$)|~|\$|/)[^\s'\"]{4,}",
+    ),
+    # `host:port:database:user:` of a .pgpass.
+    _hide_rule(
+        r"(?m:^|(?<=\s)|(?<=['\"]))[\w.*-]+:(?:\d{4,5}|\*):[\w*.-]+:[\w.-]+:", r"[^\s:'\"]{4,}(?=['\"\s]|$)"
     ),
     _hide_rule(r"\b(?:mysql\w*\s[^\n|;]*?|7za?\s[^\n|;]*?)-p(?=\S)", r"[^\s'\"]+"),
     _hide_rule(r"\b(?:curl|https?)\s[^\n|;]*?(?:-u|-a|--user|--auth)[=\s]*['\"]?[^\s:'\"]+:", r"[^\s'\"]+"),
@@ -115,7 +132,8 @@ _HIDE_REWRITES = [
         rf"\1{HIDDEN_SECRET}",
     ),
     _hide_rule(
-        rf"\bname['\"]?\s*[:=]\s*['\"]?[\w.-]*{_HIDE_STRONG}[\w.-]*['\"]?\s*,?(?:\\n)?\s*['\"]?value['\"]?\s*[:=]\s*['\"]?",
+        rf"(?:name|key|id|variable){_HIDE_QUOTE}?\s*[:=]\s*{_HIDE_QUOTE}?[\w.-]*{_HIDE_STRONG}[\w.-]*{_HIDE_QUOTE}?\s*,?(?:\\n)?\s*"
+        rf"{_HIDE_QUOTE}?value{_HIDE_QUOTE}?\s*[:=]\s*{_HIDE_QUOTE}?",
         rf"{_HIDE_PART}+",
     ),
     _hide_rule(
@@ -127,11 +145,11 @@ _HIDE_REWRITES = [
         rf"(?m:^|(?<=['\"]))\s*[\w.-]*{_HIDE_STRONG}\s*:[ \t]+<hidden>", r"(?: [\w-]+){1,24}(?m:$|(?=['\"]))"
     ),
     _hide_rule(
-        rf"\b{_HIDE_STRONG}['\"]?\s+(?:is|was|of \w+ is)\s+['\"]?",
-        rf"{_HIDE_NO_WORD}{_HIDE_PART}{{6,}}(?=['\".,;!]?(?:\s*(?m:$)|['\",;]|\.\s))",
+        rf"\b{_HIDE_STRONG}['\"]?\s+(?:(?:of|for|to|at|on) (?:\w+ )?\w+ )?(?:is|was)\s+['\"]?",
+        rf"{_HIDE_NO_WORD}{_HIDE_PART}{{6,}}(?=['\".,;!]?(?:\s*(?m:$)|['\",;\\]|\.\s))",
     ),
     _hide_rule(
-        rf"(?<![A-Za-z]){_HIDE_STRONG}\s+['\"]?",
+        rf"(?<![A-Za-z]){_HIDE_STRONG}(?:s?\.(?!py)\w+|[^\n]{{0,40}}\s(?:back|default\w*) to)?\s+['\"]?",
         rf"(?={_HIDE_PART}*[\d!$%*+?^~#]){_HIDE_MIXED}(?!\w*\(){_HIDE_PART}{{8,}}",
     ),
     _hide_rule(r"\b(?:credentials?|log(?:ged)? in (?:with|as))\s+['\"]?[\w.@-]+[/:]", rf"{_HIDE_PART}{{6,}}"),
@@ -146,21 +164,34 @@ _HIDE_REWRITES = [
         rf"(?!\w+_token\b){_HIDE_CODE}(?={_HIDE_PART}*\d){_HIDE_PART}{{8,}}",
     ),
     _hide_rule(
-        rf"(?:\b|_)(?:pass|pwd)\\*['\"]?\]?{_HIDE_GIVEN}\\*['\"]?",
+        rf"(?:\b|_|(?<=\\[ntr]))(?:pass|pwd)\\*['\"]?\]?{_HIDE_GIVEN}\\*['\"]?",
         rf"(?![a-z]+(?:_[a-z0-9]+)+\b|[~/.]){_HIDE_MIXED}{_HIDE_PART}{{6,}}",
     ),
     (
-        re.compile(rf"(\b[A-Z0-9_]*_(?:PASS|PWD|PW|TOKEN)=['\"]?)(?![~/$\[<]){_HIDE_PART}{{3,}}"),
+        re.compile(
+            rf"((?:\b[A-Z0-9_]*_(?:PASS|PWD|PW|TOKEN)=|\b(?:export|setenv|set -x) [A-Z0-9_]+_KEY[= ])['\"]?)"
+            rf"(?![~/$\[<]){_HIDE_PART}{{3,}}"
+        ),
         rf"\1{HIDDEN_SECRET}",
     ),
     _hide_rule(r"\bpw=", rf"(?![~/.$]){_HIDE_CODE}{_HIDE_PART}{{6,}}"),
     _hide_rule(r";\s*(?:pwd|password)=", r"[^;'\"\n]+"),
-    _hide_rule(r"\btoken\s+['\"]", rf"{_HIDE_MIXED}[\w-]{{16,}}"),
+    # Alone on its line, as documents of settings have it.
+    _hide_rule(
+        r"(?m:^|(?<=\\n)|(?<=['\"]))[ \t-]*"
+        r"(?:(?:token|auth|jwt|pat)[ \t]*(?::|=[ \t]*\\*['\"])|(?:pass|pwd|pw)[ \t]*[=:])[ \t]*",
+        rf"{_HIDE_TYPE}{_HIDE_CODE}(?![a-z]+(?:_[a-z0-9]+)+\b|(?-i:[A-Z])|[~/.<])"
+        rf"[^\s'\"\\(\[{{,;<]{{6,}}(?=[ \t]*(?:(?m:$)|[\\'\"]))",
+    ),
+    _hide_rule(
+        r"(?:\btoken\s+\\*['\"]|\b(?:for|with|using|use|user|wrong|bad|invalid|expired|revoked)\s+(?:\w+\s+)?token\s+)",
+        rf"{_HIDE_MIXED}[\w-]{{8,}}",
+    ),
     _hide_rule(
         r"\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)['\"]?\s*[=:]\s*['\"]?", rf"{_HIDE_PART}+"
     ),
     _hide_rule(
-        r"[?&;](?:[\w-]*(?:sig|signature|token|secret|password|auth|passwd|pwd|api-?key)|key|sid|session)=",
+        r"[?&;#](?:[\w-]*(?:sig|signature|token|secret|password|auth|passwd|pwd|api-?key)|key|sid|session)=",
         r"[^\s&'\"\\<>]{6,}",
     ),
     _hide_rule(r"\bjdbc:[\w:]+:\w+/", r"[^\s@'\"]+(?=@)"),
@@ -186,37 +217,33 @@ _HIDE_REWRITES = [
         ),
         HIDDEN_SECRET,
     ),
-    _hide_rule(r"\bhooks\.slack\.com/(?:services|workflows|triggers)/", r"[\w/+-]+"),
-    _hide_rule(r"\bdiscord(?:app)?\.com/api/webhooks/", r"[\w/-]+"),
-    _hide_rule(r"\b(?:api\.telegram\.org/)?bot(?=\d)", r"\d{6,}:[\w-]{30,}"),
+    _hide_rule(r"(?:\bhooks\.[\w.]+/\w+|/webhooks?)/", r"[\w/+-]{16,}"),
     _hide_rule(
         r"\b(?:wandb|heroku|lightning|api[ _-]?key|token)\b[^\w\n]{1,4}(?:(?:key|login)[^\w\n]{1,4})?",
         r"(?:[0-9a-f]{32,40}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\b",
     ),
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?:(?!-----END)[^<])*(?:-----END [A-Z ]*-----)?"),
-        HIDDEN_SECRET,
-    ),
     _hide_rule(r"\"(?:k|d|p|q|dp|dq|qi)\"\s*:\s*\"", r"[\w-]{43,}"),  # of a key as JSON
 ]
+_HIDE_KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?:(?!-----END)[^<])*(?:-----END [A-Z ]*-----)?")
 # Arguments of what is called to log in, or to wrap a secret.
 _HIDE_CALL = re.compile(
-    rf"(?i)(?:{_HIDE_STRONG}s?['\"]?\]?\s*(?:=\s*"
+    rf"(?i)(?:{_HIDE_STRONG}s?\\*['\"]?\]?\s*(?:=\s*"
     r"(?!\w*\.?(?:get|load|read|input|environ|prompt|config|cfg|args))(?:\w+\.)*\w*|:\s*)[\[({]"
     r"|(?<!def )\b\w*(?:basicauth|digestauth|secretstr|secretbytes|set_?"
     r"(?:password|secret|token|api_?key)|\blogin|authenticate)\("
-    r"|\bauth\s*=\s*\()[^()\[\]{}\n]*[)\]}]"
+    r"|\bauth\s*=\s*\()[^()\[\]{}]{0,400}[)\]}]"
 )
-_HIDE_ARGUMENT = re.compile(r"(?<![\w.])([rbu]?)(\\*['\"])((?:(?!\2).)*)\2")
-# One of these is in every text in which a rule above finds something. Most texts hold none, which is seen quickly.
-_HIDE_WORDS = re.split(
-    r"\|",
-    "pass|pwd|pw|wort|wacht|contrase|parol|пароль|密码|パス|secret|credential|key|token|auth|cookie|sig|session|sid=|"
-    "otp|pin|2fa|mnemonic|kty|heroku|lightning|phrase|connection|://|login|curl|http|smbclient|redis|zip|7z|echo|"
-    "mysql|jdbc|bearer|basic|hf_|ghp_|gho_|ghu_|ghs_|ghr_|github|glpat|sk-|sk_|rk_|xox|akia|asia|aiza|eyj|npm_|"
-    "pypi-|nvapi|gsk|r8_|_v1|lsv2|pcsk|dckr|ntn_|figd|rpa_|kgat|sbp_|whsec|squ_|sqp_|sqa_|nfp_|bkua|glc_|napi|"
-    "fm1_|fm2_|pscale|y0_|t1_|hrku|ccipat|ops_|pnu_|sgp_|shp|ya29|vcp_|cfut|sntrys|xai-|tskey|fw_|pplx|akcp|glrt|"
-    "csk-|ak-|as-|tk-|tk_|dp.|slack|discord|bot|wandb|-----|-p|.py|log in|logged in",
+_HIDE_ARGUMENT = re.compile(r"(?<![\w.\\])([rbu]?)(\\*['\"])((?:(?!\2).)*)\2")
+# One of these is in every line in which a rule above finds something, or in one of the two before it. Most lines hold
+# none, which is seen quickly.
+_HIDE_WORDS = re.compile(
+    r"pass|pwd|pw|psk|wort|wacht|contrase|has\u0142|salas|l\u00f6sen|senha|\u015fifre|cred|\u5bc6|\ube44|\\u[0-9a-f]{4}|parol|пароль|密码|パス|secret|key|token|auth|cookie|sig|session|sid=|"
+    r"otp|pin|2fa|mnemonic|kty|heroku|lightning|phrase|connection|://|login|curl|http|smbclient|redis|zip|7z|echo|"
+    r"mysql|jdbc|bearer|basic|hf_|ghp_|gho_|ghu_|ghs_|ghr_|github|glpat|sk-|sk_|rk_|xox|akia|asia|aiza|eyj|npm_|"
+    r"pypi-|nvapi|gsk|r8_|_v1|lsv2|pcsk|dckr|ntn_|figd|rpa_|kgat|sbp_|whsec|squ_|sqp_|sqa_|nfp_|bkua|glc_|napi|"
+    r"fm1_|fm2_|pscale|y0_|t1_|hrku|ccipat|ops_|pnu_|sgp_|shp|ya29|vcp_|cfut|sntrys|xai-|tskey|fw_|pplx|akcp|glrt|"
+    r"csk-|ak-|as-|tk-|tk_|dp\.|slack|discord|bot|wandb|-----|-[pw]\b|sqlplus|:\d{4,5}:|log in|logged in",
+    re.IGNORECASE,
 )
 _HIDE_RUN = re.compile(r"(?<![\w/+=.~-])[\w/+-]{20,600}={0,2}(?![\w/+])")
 
@@ -232,12 +259,36 @@ def hide_secrets(text: str, values: tuple[str, ...] | None = None) -> str:
             # A short one could be a part of a word that has nothing to do with it.
             edge = ("", "") if len(value) >= 12 else (r"(?<!\w)", r"(?!\w)")
             text = re.sub(edge[0] + re.escape(value) + edge[1], HIDDEN_SECRET, text)
-    small = text.lower()
-    if any(word in small for word in _HIDE_WORDS):
-        for pattern, replacement in _HIDE_REWRITES:
-            text = pattern.sub(replacement, text)
-        text = _HIDE_CALL.sub(lambda call: _HIDE_ARGUMENT.sub(_hide_argument, call[0]), text)
-    return _HIDE_RUN.sub(_hide_random, text)
+    text = _HIDE_KEY_BLOCK.sub(HIDDEN_SECRET, text)
+    done, parts = 0, []
+    for start, end in _hide_windows(text):
+        parts += [text[done:start], _hide_given(text[start:end])]
+        done = end
+    return _HIDE_RUN.sub(_hide_random, "".join([*parts, text[done:]]))
+
+
+def _hide_windows(text: str) -> list[tuple[int, int]]:
+    """The lines that rules have to look at: those with one of their words, each with the two after it."""
+    found: list[tuple[int, int]] = []
+    line_end = 0
+    while match := _HIDE_WORDS.search(text, line_end):
+        start = text.rfind("\n", 0, match.start()) + 1
+        ends = [match.end()]
+        for _ in range(3):
+            ends.append(text.find("\n", ends[-1]) + 1 or len(text))
+        line_end = ends[1]
+        if found and found[-1][1] >= start:
+            start = found.pop()[0]
+        found.append((start, ends[-1]))
+        if line_end == len(text):
+            break
+    return found
+
+
+def _hide_given(text: str) -> str:
+    for pattern, replacement in _HIDE_REWRITES:
+        text = pattern.sub(replacement, text)
+    return _HIDE_CALL.sub(lambda call: _HIDE_ARGUMENT.sub(_hide_argument, call[0]), text)
 
 
 def _hide_argument(given: re.Match[str]) -> str:
@@ -250,9 +301,11 @@ def _hide_random(run: re.Match[str]) -> str:
     Numbers that a script reads from its own text stand in a call that says so, or are longer than a token.
     """
     text, before = run[0], run.string[max(0, run.start() - 12) : run.start()]
-    if "b64decode(" in before or "base64," in before:
+    if "b64decode(" in before or "base64," in before or text.startswith("sha256-"):
         return text
-    for part in re.findall(r"[A-Za-z0-9]{20,}", text):
+    # Of 40 characters are keys that have signs anywhere.
+    whole = re.sub("[/+]", "", text) if len(text) == 40 else text
+    for part in re.findall(r"[A-Za-z0-9]{20,}", whole):
         kinds = ["0" if c.isdigit() else "A" if c.isupper() else "a" for c in part]
         turns = sum(a != b for a, b in pairwise(kinds))
         in_words = sum(map(len, re.findall(r"[a-z]{3,}", part)))
