@@ -55,6 +55,19 @@ def test_a_break_is_told_with_its_line_reason_fix_and_gain():
     assert "1 graph break; 2 graphs with 3 operations" in text and "compile time:" in text
 
 
+def test_the_old_form_of_explain_answers_and_says_what_to_write():
+    with pytest.warns(FutureWarning, match=r"write explain\(f\)\(x\)"):
+        found = torchsleuth.explain(broken, torch.ones(3))
+    assert (found.graph_count, found.op_count) == (2, 3)
+
+
+def test_a_backend_that_explains_says_how_much_and_why_without_an_output():
+    explained = torchsleuth.ExplainWithBackend("eager")
+    torch.compile(broken, backend=explained)(torch.ones(3))
+    assert explained.op_count == 3
+    assert [at.place.code for at in explained.break_reasons] == ['print(end="")']
+
+
 def asks_in_an_if(x):
     if x.mean().item() > 10:
         return x.sin()

@@ -23,6 +23,7 @@ import functools
 import io
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,16 @@ class ExplainWithBackend(Listener):
         )
         return self._collector.on_backend(call)
 
+    @property
+    def op_count(self) -> int:
+        """How many operations were captured until now."""
+        return self.output().op_count
+
+    @property
+    def break_reasons(self) -> list[GraphBreak]:
+        """The graph breaks until now."""
+        return self.output().break_reasons
+
     def output(self) -> ExplainOutput:
         """What was seen until now."""
         self._collector.write_calls()
@@ -182,15 +193,16 @@ class ExplainWithBackend(Listener):
 
 
 def explain(
-    function: Callable[..., Any], *arguments: object, backend: str | Callable[..., Any] = "eager"
-) -> Callable[..., ExplainOutput]:
+    function: Callable[..., Any],
+    *arguments: object,
+    backend: str | Callable[..., Any] = "eager",
+    **named: object,
+) -> Any:
     """A function that calls `function` under torch.compile and explains how it was captured: `explain(f)(x).graphs`.
 
     Compiled code of this process is forgotten before and after, so that everything is captured anew. An exception of
-    the function's own goes its way.
+    the function's own goes its way. `explain(f, x)`, as older guides have it, gives the same with a warning.
     """
-    if arguments:
-        raise TypeError("explain(f, x) is the old form of torch._dynamo.explain: write explain(f)(x)")
 
     @functools.wraps(function, assigned=("__name__", "__doc__"), updated=())
     def explained(*args: object, **kwargs: object) -> ExplainOutput:
@@ -202,6 +214,10 @@ def explain(
         finally:
             torch.compiler.reset()
 
+    if arguments or named:
+        hint = "explain(f, x) is the old form of torch._dynamo.explain: write explain(f)(x)"
+        warnings.warn(hint, FutureWarning, stacklevel=2)
+        return explained(*arguments, **named)
     return explained
 
 

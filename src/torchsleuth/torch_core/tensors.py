@@ -349,15 +349,17 @@ class ContentStoreWriter:
         self.folder = Path(folder)
 
     def compute_tensor_metadata(self, tensor: torch.Tensor, storage: str | None = None) -> TensorSpec:
-        """The description of a tensor, without writing it; `storage` is its content hash where known."""
-        return replace(describe_tensor(tensor), storage=storage)
+        """The description of a tensor, without writing it, with the hash of its content: equal to that of one read back.
+
+        `storage` is that hash where it is known.
+        """
+        held = tensor.untyped_storage()
+        return replace(describe_tensor(tensor), storage=storage or _hash_of(_on_cpu(held)))
 
     def write_storage(self, storage: torch.UntypedStorage) -> str:
         """Keep a storage's bytes, unless they are there already; answers their hash."""
-        with outside_all_modes(), torch.no_grad():
-            on_cpu = storage if storage.device.type == "cpu" else storage.cpu()
-        data = storage_bytes(on_cpu)
-        digest = hashlib.sha256(data).hexdigest()
+        on_cpu = _on_cpu(storage)
+        data, digest = storage_bytes(on_cpu), _hash_of(on_cpu)
         path = self.folder / "storages" / f"{digest}.safetensors"
         if not path.exists():
             _write_private(path, lambda file: _write_safetensors(file, data))
@@ -365,11 +367,19 @@ class ContentStoreWriter:
 
     def write_tensor(self, name: str, tensor: torch.Tensor) -> TensorSpec:
         """Keep a tensor under a name such as `"layers/0/weight"`; answers its description."""
-        spec = self.compute_tensor_metadata(tensor)
-        spec = replace(spec, storage=self.write_storage(tensor.untyped_storage()))
+        spec = self.compute_tensor_metadata(tensor, self.write_storage(tensor.untyped_storage()))
         text = json.dumps(asdict(spec), indent=1).encode()
         _write_private(_tensor_file(self.folder, name), text)
         return spec
+
+
+def _on_cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    with outside_all_modes(), torch.no_grad():
+        return storage if storage.device.type == "cpu" else storage.cpu()
+
+
+def _hash_of(storage: torch.UntypedStorage) -> str:
+    return hashlib.sha256(storage_bytes(storage)).hexdigest()
 
 
 class ContentStoreReader:

@@ -329,7 +329,7 @@ def explained(
         run.keep_logs()
         say(f"page: {page}")
     except SleuthError as why:
-        say(f"what was collected cannot be written: {why}")
+        say(str(why))
         return None
     except Exception as error:  # the cases, and the program's own status, do not depend on it
         our_fault(error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from torchsleuth.front.observe.break_reasons import ANOTHER, BreakReason, reason_of
-from torchsleuth.front.observe.events import Event, Facts, Shown, counted
+from torchsleuth.front.observe.events import Event, Facts, Shown, counted, of_events
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_\d+")
 # Process, and number of the frame that it compiled.
@@ -218,6 +218,7 @@ class Breaks(Shown):
         }
 
 
+@of_events
 def breaks_of(events: Sequence[Event]) -> Breaks:
     """The graph breaks in these events.
 

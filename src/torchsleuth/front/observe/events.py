@@ -6,16 +6,22 @@ And what every reader of events asks of them: which compiles failed, and which o
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from torchsleuth.core.cases.door import NotRead, read_inside
+from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.protocol.codec import Document
+
+Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
 
 _FILE = re.compile(r"observed-(\d{1,10})\.jsonl")
 # What the writer allows itself, and a last line.
@@ -68,6 +74,27 @@ def parse_events(lines: Iterable[bytes | str], pid: int = 0) -> list[Event]:
             continue
         found.append(Event(kind, at, pid, given))
     return found
+
+
+class DamagedEvents(SleuthError):
+    """What the collectors wrote has lines that no collector writes: a disk that lost something."""
+
+
+def of_events(
+    read: Callable[Concatenate[Sequence[Event], Rest], Found],
+) -> Callable[Concatenate[Sequence[Event], Rest], Found]:
+    """A function that makes something of events says `DamagedEvents` where one lacks what its kind always has."""
+
+    @functools.wraps(read)
+    def reading(events: Sequence[Event], *args: Rest.args, **kwargs: Rest.kwargs) -> Found:
+        try:
+            return read(events, *args, **kwargs)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as why:
+            raise DamagedEvents(
+                f"what the processes of this run left cannot be read ({type(why).__name__}: {why}); run it again"
+            ) from why
+
+    return reading
 
 
 class Shown:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted
+from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted, of_events
 
 CAPTURE = "capture"
 GUARDS = "guards"
@@ -284,6 +284,7 @@ class Profile:
         }
 
 
+@of_events
 def profile_of(events: Sequence[Event], only_known: bool = False) -> Profile:
     """The profile of a run, from what its collectors `frames` and `times` wrote.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from torchsleuth.front.observe.breaks import Place, Tried, tried_lines
-from torchsleuth.front.observe.events import Event, Facts, Shown, counted
+from torchsleuth.front.observe.events import Event, Facts, Shown, counted, of_events
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_.*_at_(\d+)")
 
@@ -144,6 +144,7 @@ class Recompiles(Shown):
         }
 
 
+@of_events
 def recompiles_of(events: Sequence[Event]) -> Recompiles:
     """The recompilations in these events.
 

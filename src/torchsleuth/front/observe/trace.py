@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted
+from torchsleuth.front.observe.events import Event, Facts, ReusedIds, counted, of_events
 
 MOST_DEPTH = 300
 # What torch calls some reasons for which a graph is handed on.
@@ -98,6 +98,7 @@ class Trace:
         return {"frames": [frame.to_json() for frame in self.frames]}
 
 
+@of_events
 def trace_of(events: Sequence[Event], only_known: bool = False) -> Trace:
     """The capture of a run, from what its collectors `frames` and `trace` wrote; `only_known` is for `--only`."""
     frames: list[TracedFrame] = []

@@ -140,11 +140,19 @@ def state_of_record(
     """The state of a recorded graph, with its kept values, on the CPU, where the failure may depend on them."""
     folder = str(store) if store.is_dir() else None
     any_values = expected.phase == "compile"
-    kwargs = dict(record.settings.compile_kwargs)
-    static = kwargs.pop("static_input_idxs", None)
     try:
+        kwargs = dict(record.settings.compile_kwargs)
+        static = kwargs.pop("static_input_idxs", None)
         graph = _read(record, source, folder, questions)
         values = load_inputs(_in_memory(inputs), folder) if not any_values else None
+        description = InputsDescription.from_json(inputs)
+        nodes = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+        made = tuple(
+            _input(name, spec, None if values is None else values[place])
+            for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
+        )
+        fixed = None if static is None else tuple(sorted(record.placeholders[i] for i in static))
+        devices = _devices(record)
     except InputsDamaged as error:
         raise CannotMinify(str(error)) from error
     except Exception as error:
@@ -152,21 +160,16 @@ def state_of_record(
             f"the graph cannot be set up here ({type(error).__name__}: {error}); "
             "run the case's original.py to see what it needs"
         ) from error
-    description = InputsDescription.from_json(inputs)
-    nodes = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    made = tuple(
-        _input(name, spec, None if values is None else values[place])
-        for place, (name, spec) in enumerate(zip(nodes, description.inputs, strict=True))
-    )
+    settings = replace(record.settings, compile_kwargs=kwargs)
     return State(
         graph,
         made,
         description.symbols,
-        replace(record.settings, compile_kwargs=kwargs),
+        settings,
         record.embedded,
         any_values,
-        None if static is None else tuple(sorted(record.placeholders[i] for i in static)),
-        constant_devices=_devices(record),
+        fixed,
+        constant_devices=devices,
     )
 
 
