@@ -170,6 +170,7 @@ class Detective:
         """The test once more, under watch; where it only claims something, its results are compared with eager."""
         import tempfile
 
+        from torchsleuth.core.processes.child import scratch
         from torchsleuth.front.report.html import write_report
         from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, Watch
         from torchsleuth.front.supervise.whole_program import run_and_investigate
@@ -180,7 +181,7 @@ class Detective:
             option("--torchsleuth-cases") or os.environ.get("TORCHSLEUTH_CASES") or "torchsleuth-cases"
         )
         said: list[str] = []
-        with tempfile.TemporaryDirectory() as cache:
+        with tempfile.TemporaryDirectory(dir=scratch()) as cache:
             test = str(self.config.rootpath / report.nodeid)
             words = [*_kept(self.config.invocation_params.args, option("file_or_dir") or ()), test]
             words += ["-o", f"cache_dir={cache}", *(["-n", "0"] if self._has_xdist() else [])]

@@ -349,7 +349,7 @@ class ContentStoreWriter:
         self.folder = Path(folder)
 
     def compute_tensor_metadata(self, tensor: torch.Tensor, storage: str | None = None) -> TensorSpec:
-        """The description of a tensor, without writing it, with the hash of its content: equal to that of one read back.
+        """The description of a tensor, without writing it, with the hash of its content: as one read back has it.
 
         `storage` is that hash where it is known.
         """

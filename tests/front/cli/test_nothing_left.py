@@ -77,9 +77,16 @@ def test_the_folder_of_a_dead_torchsleuth_is_swept_and_nobody_elses(tmp_path, mo
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "owner.json").write_text(json.dumps(owners["dead"]))
     (tmp_path / "torchsleuth-link").symlink_to(tmp_path / "victim")
+    # Its process was killed before it had said whose the folder is; another has just been made.
+    (tmp_path / ".torchsleuth-killed").mkdir()
+    os.utime(tmp_path / ".torchsleuth-killed", (1, 1))
+    (tmp_path / ".torchsleuth-link").symlink_to(tmp_path / "victim")
+    (tmp_path / ".torchsleuth-new").mkdir()
     sweep_scratch()
     left = sorted(path.name for path in tmp_path.iterdir())
     names = [
+        ".torchsleuth-link",
+        ".torchsleuth-new",
         "torchsleuth-alive",
         "torchsleuth-elsewhere",
         "torchsleuth-link",

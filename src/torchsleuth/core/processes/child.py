@@ -24,7 +24,7 @@ from typing import IO, Protocol, Self
 from torchsleuth.core.processes.tree import descendants_of, end_all, kill_group, started_at, this_process
 from torchsleuth.core.protocol.codec import to_json
 
-PREFIX = "torchsleuth-"
+PREFIX, UNNAMED = "torchsleuth-", ".torchsleuth-"
 OWNER = "owner.json"
 Output = Path | IO[bytes] | int | None
 
@@ -114,9 +114,11 @@ def scratch() -> Path:
     """The folder for everything temporary of this process: `tempfile.mkdtemp(dir=scratch())`."""
     cleaner = _cleaner()
     if cleaner.folder is None or not cleaner.folder.is_dir():
-        cleaner.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # It gets its name once it says whose it is: what keeps the other one was killed in between.
+        unnamed = Path(tempfile.mkdtemp(prefix=UNNAMED))
+        (unnamed / OWNER).write_text(json.dumps(to_json(this_process())), encoding="utf-8")
+        cleaner.folder = unnamed.rename(unnamed.with_name(PREFIX + unnamed.name.removeprefix(UNNAMED)))
         cleaner.add("folder", str(cleaner.folder))
-        (cleaner.folder / OWNER).write_text(json.dumps(to_json(this_process())), encoding="utf-8")
     return cleaner.folder
 
 

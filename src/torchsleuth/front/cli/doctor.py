@@ -26,7 +26,7 @@ import click
 import torchsleuth
 from torchsleuth._version import __version__
 from torchsleuth.core.cases.errors import SleuthError
-from torchsleuth.core.processes.child import Child
+from torchsleuth.core.processes.child import Child, scratch
 from torchsleuth.core.processes.starting import python_command
 from torchsleuth.core.protocol.codec import Document, from_json
 from torchsleuth.front.cli.options import cases_option, json_option
@@ -179,7 +179,7 @@ def _compiler() -> Check:
     tried = dict.fromkeys(name for name in (os.environ.get("CXX"), "g++", "clang++") if name)
     why = "none found"
     for name in filter(shutil.which, tried):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=scratch()) as folder:
             source = Path(folder, "kernel.cpp")
             source.write_text(_KERNEL, encoding="utf-8")
             command = [

@@ -20,7 +20,7 @@ from torchsleuth.core.cases.door import NotRead, is_own_folder, json_inside
 from torchsleuth.core.cases.errors import SleuthError, error_of_oserror
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.cases.spool import crash_failure, watched_processes
-from torchsleuth.core.processes.child import OWNER, PREFIX
+from torchsleuth.core.processes.child import OWNER, PREFIX, UNNAMED
 from torchsleuth.core.processes.tree import identity_from_json, this_process
 from torchsleuth.core.protocol.codec import to_json
 from torchsleuth.core.protocol.failures import fatal_signal
@@ -65,6 +65,10 @@ def spool_path(cases_dir: Path) -> Path:
     return cases_dir.absolute() / SPOOL / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
+# A folder says whose it is sooner than that, or whoever made it was killed.
+UNNAMED_SECONDS = 60
+
+
 def sweep_scratch() -> None:
     """Removes the temporary folders of torchsleuths of this user that were killed, with all that cleans up for them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -75,6 +79,10 @@ def sweep_scratch() -> None:
                     shutil.rmtree(folder, ignore_errors=True)  # does not follow links
         except ValueError:
             continue
+    for folder in Path(tempfile.gettempdir()).glob(f"{UNNAMED}*"):
+        with contextlib.suppress(OSError):
+            if is_own_folder(folder) and time.time() - os.lstat(folder).st_mtime > UNNAMED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def leftover_spools(cases_dir: Path) -> list[Path]:

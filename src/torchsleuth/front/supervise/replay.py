@@ -16,7 +16,7 @@ from typing import IO
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.cases.folder import CaseFolder
 from torchsleuth.core.criteria import SAME, Answer
-from torchsleuth.core.processes.child import Child
+from torchsleuth.core.processes.child import Child, scratch
 from torchsleuth.core.processes.starting import fresh_environment, python_command
 from torchsleuth.core.protocol.failures import signature_of_crash
 from torchsleuth.script_runtime.signature import Signature, signature_from_json
@@ -62,14 +62,14 @@ def replay_case(
         why = folder.case.no_repro or "it has a graph instead: python original.py, or torchsleuth verify"
         raise NoFrame(f"case {folder.case.id} holds no recorded frame: {why}")
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-replay-") as scratch:
-        answer = Path(scratch, "answer.json")
+    with tempfile.TemporaryDirectory(dir=scratch()) as gone:
+        answer = Path(gone, "answer.json")
         program = folder.file(PROGRAM).absolute()
         more = [word for word, wanted in (("--eager", eager), ("--pdb", debugger)) if wanted]
         child = Child(
             python_command(sys.executable, REPLAY, program, f"--answer={answer}", *more),
             environment={
-                **fresh_environment(os.environ, Path(scratch, "cache")),
+                **fresh_environment(os.environ, Path(gone, "cache")),
                 **(_ALL_FRAMES if debugger else {}),
             },
             stdout=output,

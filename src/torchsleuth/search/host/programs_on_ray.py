@@ -21,6 +21,7 @@ from types import ModuleType
 
 from torchsleuth.core.cases.errors import SleuthError
 from torchsleuth.core.changes import Change
+from torchsleuth.core.processes.child import scratch
 from torchsleuth.core.protocol.codec import Document
 from torchsleuth.front.supervise.program_runs import CannotRunProgram, Program, ProgramRun, Watch, run_program
 from torchsleuth.search.workers.cluster import ClusterUnfit, join_cluster, ray_here
@@ -54,7 +55,7 @@ def packed_folder(folder: Path) -> bytes:
 
 def run_there(job: Document, order: Document, archive: bytes) -> dict[str, object]:
     """One program, on the node that this is called on: what came of it, as a message."""
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-") as folder:
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as file:
             file.extractall(folder, filter="data")
         # The interpreter of the machine that asks may lie elsewhere here.

@@ -98,8 +98,8 @@ def case_of_script(
 
 
 def _adopt_foreign(script: Path, cases_dir: Path, questions: Questions) -> CaseFolder:
-    with tempfile.TemporaryDirectory(prefix="torchsleuth-") as scratch:
-        store = Path(scratch)
+    with tempfile.TemporaryDirectory() as made:
+        store = Path(made)
         try:
             found = questions.foreign_script(script, store)
         except NoAnswer as why:

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchsleuth.child.child_process import DEVICE, ONCE, SHAPES
-from torchsleuth.core.processes.child import Process
+from torchsleuth.core.processes.child import Process, scratch
 from torchsleuth.core.processes.kernel_caches import drop_torn, hand_probes_to
 from torchsleuth.core.processes.limits import Limits, fair_memory
 from torchsleuth.core.processes.prepared import PreparedInterpreter, begin_call
@@ -87,7 +87,7 @@ class Workers(TrialQueue):
         self.hello = Hello()
         self._names = (call, warm_up, still_good)
         self._python = python
-        self._scratch = None if folder is not None else tempfile.mkdtemp(prefix="torchsleuth-")
+        self._scratch = None if folder is not None else tempfile.mkdtemp(dir=scratch())
         self.folder = Path(folder or self._scratch or "").absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         # Whoever worked here before may have been ended in the middle of a library.
