@@ -24,7 +24,7 @@ _HIDE_VARIABLE = re.compile(
 )
 # Names as they are said elsewhere; a document within a document has their letters by number.
 _HIDE_FOREIGN = "contraseña|пароль|пароля|密码|密碼|パスワード|비밀번호|hasło|salasana|lösenord|senha|şifre"
-_HIDE_NUMBERED = "".join(c if c.isascii() else rf"\\+u{ord(c):04x}" for c in _HIDE_FOREIGN)
+_HIDE_NUMBERED = "".join(c if c.isascii() else rf"\\{{1,9}}u{ord(c):04x}" for c in _HIDE_FOREIGN)
 # Whose value is a secret whatever it looks like.
 _HIDE_STRONG = (
     r"(?:passw(?:or)?d|passwort|kennwort|passphrase|pass[_-]?code|contrasena|mot[_ ]de[_ ]passe|wachtwoord"
@@ -44,7 +44,7 @@ _HIDE_STRONG = (
 )
 _HIDE_PART = r"(?:(?!%26|&(?:quot|#3[49]|amp);)[^\s'\"\\,;&)<>\]}])"  # of a value that stands without quotes
 _HIDE_MIXED = rf"(?={_HIDE_PART}*\d)(?={_HIDE_PART}*[A-Za-z])"
-_HIDE_QUOTE = r"(?:'''|\"\"\"|\\*['\"]|&quot;|&#3[49];|%2[27]|\\+u002[27])"
+_HIDE_QUOTE = r"(?:'''|\"\"\"|\\{0,9}['\"]|&quot;|&#3[49];|%2[27]|\\+u002[27])"
 # What may stand between a name and what it is given: the end of a name in quotes or brackets, its type.
 _HIDE_CLOSED = (
     rf"[\w-]*{_HIDE_QUOTE}?[\])]?(?:\[\d+\])?(?: \((?:type: )?\w+\))?(?: (?:provided|given|supplied|used))?"
@@ -64,7 +64,7 @@ _HIDE_CODE = (
     r"|\$|\{|%[sdr(]|-?\d{1,5}(?:\.\d*)?\b(?![\w-]))"
 )
 _HIDE_OPTION = re.compile(
-    rf"(--[\w.-]*(?:{_HIDE_STRONG}|token|auth))(=|\s+|(?:\\*['\"],\s*(?:[^()\n]*?\bdefault=)?|=|\s+)\\*['\"])(?!-)([^\s'\"\\,)]+)",
+    rf"((?<![\w-])--[\w.-]{{0,60}}?(?:{_HIDE_STRONG}|token|auth))(=|\s+|(?:\\*['\"],\s*(?:[^()\n]*?\bdefault=)?|=|\s+)\\*['\"])(?!-)([^\s'\"\\,)]+)",
     re.IGNORECASE,
 )
 _HIDE_LIKELY_OPTION = re.compile(
@@ -142,7 +142,8 @@ _HIDE_REWRITES = [
     ),
     # A key at the beginning of a line holds what follows, also several words.
     _hide_rule(
-        rf"(?m:^|(?<=['\"]))\s*[\w.-]*{_HIDE_STRONG}\s*:[ \t]+<hidden>", r"(?: [\w-]+){1,24}(?m:$|(?=['\"]))"
+        rf"(?m:^|(?<=['\"]))[ \t]*[\w.-]{{0,60}}?{_HIDE_STRONG}\s*:[ \t]+<hidden>",
+        r"(?: [\w-]+){1,24}(?m:$|(?=['\"]))",
     ),
     _hide_rule(
         rf"\b{_HIDE_STRONG}['\"]?\s+(?:(?:of|for|to|at|on) (?:\w+ )?\w+ )?(?:is|was)\s+['\"]?",

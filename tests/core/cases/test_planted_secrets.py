@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import string
+import time
 
 import pytest
 
@@ -385,3 +386,31 @@ HARMLESS = [
 def test_what_is_no_secret_stays(text: str) -> None:
     assert hidden(text, ()) == text
     assert without_secrets_in({"said": text}) == {"said": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "-" * 5000,
+            "a-" * 2500 + "password",
+            "\n" * 5000 + "password",
+            " " * 5000 + "token",
+            "\\" * 5000 + "password",
+        ),
+        *(
+            "x" * 5000 + "key",
+            "--password" * 500,
+            "password " * 600,
+            "password='" * 500,
+            " -u a" * 1000,
+            "://" * 1500,
+        ),
+    ],
+    ids=range(11),
+)
+def test_no_text_of_a_strangers_takes_long_to_look_at(text: str) -> None:
+    """Some took 17 s: seconds of the processor, as other programs may run beside this one."""
+    began = time.process_time()
+    hidden(text, ())
+    assert time.process_time() - began < 3
