@@ -86,7 +86,7 @@ def of_events(
     """A function that makes something of events says `DamagedEvents` where one lacks what its kind always has."""
 
     @functools.wraps(read)
-    def reading(events: Sequence[Event], *args: Rest.args, **kwargs: Rest.kwargs) -> Found:
+    def reading(events: Sequence[Event], /, *args: Rest.args, **kwargs: Rest.kwargs) -> Found:
         try:
             return read(events, *args, **kwargs)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as why:
