@@ -141,13 +141,14 @@ def spools(seeds: Seeds, which: int, mutations: list[Mutation]) -> None:
 
 
 def observed(seeds: Seeds, which: int, mutations: list[Mutation]) -> None:
-    from torchsleuth.front.observe import events, run_report
+    from torchsleuth.front.observe import events
+    from torchsleuth.front.report import pages
 
     with scratch() as top:
         seen = [spool for spool in seeds[1] if any(name.startswith("observed-") for name in spool)]
         write_tree(top, mutated(seen[which % len(seen)], mutations, "observed-"))
         found = events.read_events(top)
-        for kind in run_report.KINDS.values():
+        for kind in pages.COLLECTED.values():
             with contextlib.suppress(events.DamagedEvents):
                 made = kind.of(found)
                 list(kind.lines(made))

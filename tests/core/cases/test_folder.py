@@ -104,13 +104,13 @@ def test_any_document_is_a_case_or_refused_with_our_own_error(change: dict) -> N
     assert case_from_json(json.loads(json.dumps(case.to_json()))) == case
 
 
-def test_an_id_depends_on_failure_graph_and_rank() -> None:
+def test_an_id_depends_on_failure_and_graph() -> None:
     ids = {
         case_id("f", "g"),
         case_id("f", "h"),
         case_id("e", "g"),
-        case_id("f", "g", 0),
-        case_id("f", "g", 1),
+        case_id("f", "g", "0"),
+        case_id("f", "g", "1"),
     }
     assert len(ids) == 5
     assert all(len(i) == 8 for i in ids)
@@ -131,6 +131,13 @@ def test_a_case_is_written_with_its_files_and_read_back(tmp_path: Path) -> None:
     assert folder.file("log.txt").read_text() == "hello"
     assert os.listdir(tmp_path / "cases") == [FULL.id]
     assert open_case(tmp_path / "cases", FULL.id).case == folder.case
+
+
+def test_ranks_that_fail_the_same_way_are_one_case(tmp_path: Path) -> None:
+    for rank in ("10", "2", "2", "0"):
+        folder = write_case(tmp_path, make(rank=rank), {})
+    assert (folder.case.rank, folder.case.seen) == ("0, 2, 10", 4)
+    assert folder.case.on_ranks == " on ranks 0, 2, 10"
 
 
 def test_the_same_failure_again_is_counted_and_its_files_stay(tmp_path: Path) -> None:

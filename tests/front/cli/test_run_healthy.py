@@ -108,7 +108,7 @@ def test_processes_the_program_spawns_are_watched(tmp_path):
     assert (ran.case["kind"], ran.case["signature"]["signal"]) == ("crash", "SIGSEGV")
 
 
-def test_each_failing_rank_behind_a_launcher_gets_its_own_labelled_case(tmp_path):
+def test_ranks_behind_a_launcher_that_fail_the_same_way_are_one_case_that_names_them(tmp_path):
     write_program(
         tmp_path,
         """
@@ -123,8 +123,8 @@ def test_each_failing_rank_behind_a_launcher_gets_its_own_labelled_case(tmp_path
     ran = sleuth(
         "run", "--record-only", *launcher, cwd=tmp_path, env=environment(tmp_path, "aten.sin.default:raise")
     )
-    assert sorted(case["rank"] for case in ran.cases) == ["0", "1"], ran.stderr
-    assert "on rank 1" in "".join(ran.ours())
+    assert (ran.case["rank"], ran.case["seen"]) == ("0, 1", 2), ran.stderr
+    assert "on ranks 0, 1: " in "".join(ran.ours())
 
 
 def test_a_program_in_which_nothing_was_compiled_is_told_so(tmp_path):

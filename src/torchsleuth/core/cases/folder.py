@@ -186,7 +186,9 @@ def _count_again(target: Path, case: Case) -> CaseFolder | None:
         if changed != () and key_file().is_file():  # its scripts are not run in the place of ours
             _set_aside(target, "from-elsewhere" if changed is None else "changed")
             return None
+        ranks = {each for rank in (old.rank, case.rank) if rank for each in rank.split(", ")}
         doc.update(seen=old.seen + case.seen, last_seen=case.last_seen or now())
+        doc.update(rank=", ".join(sorted(ranks, key=lambda rank: (len(rank), rank))) or None)
         return _put_document(target, doc)
 
 

@@ -183,11 +183,16 @@ class Case:
     schema: int = SCHEMA
     seen: int = 1  # how often this failure was caught
     last_seen: str | None = None
-    rank: str | None = None  # of a distributed program, e.g. "1"
+    rank: str | None = None  # of a distributed program, e.g. "1"; of several that fail alike "0, 1"
     script: tuple[str, ...] = ()  # the program's argv
     kept: Document | None = None  # which input values are kept, and why
     no_repro: str | None = None  # why there is no original.py
     extra: Document = field(default_factory=dict)
+
+    @property
+    def on_ranks(self) -> str:
+        """Where it was seen: `" on rank 0"`, `" on ranks 0, 1"`, or nothing of a program without ranks."""
+        return "" if self.rank is None else f" on rank{'s' if ',' in self.rank else ''} {self.rank}"
 
     def to_json(self) -> dict[str, object]:
         """The document of the contract: `json.dumps(case.to_json())`."""
@@ -196,9 +201,9 @@ class Case:
         return {"schema": doc.pop("schema"), **doc, **{k: v for k, v in extra.items() if k not in doc}}
 
 
-def case_id(fingerprint: str, graph_hash: str, rank: str | int | None = None, *more: str) -> str:
-    """Eight hex digits for one failure of one graph: `case_id(fingerprint(sig), graph_hash, rank=0)`."""
-    key = json.dumps([fingerprint, graph_hash, None if rank is None else str(rank), *more])
+def case_id(fingerprint: str, graph_hash: str, *more: str) -> str:
+    """Eight hex digits for one failure of one graph, on whichever rank: `case_id(fingerprint(sig), graph_hash)`."""
+    key = json.dumps([fingerprint, graph_hash, None, *more])
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 

@@ -207,7 +207,7 @@ def show_case(folder: CaseFolder, packed: bool = False) -> None:
     console = _console()
     case = folder.case
     facts: list[tuple[str, str]] = [
-        ("case", case.id + (f" (rank {case.rank})" if case.rank is not None else "")),
+        ("case", case.id + case.on_ranks),
         ("failed", f"{case.kind} while {words.PHASES[case.phase]}"),
         ("error", words.said(case, said_of(folder))),
         ("backend", f"{case.backend}, torch {case.torch}, {case.device}"),

@@ -334,10 +334,9 @@ def _cases(
 
 def _say_case(folder: CaseFolder) -> None:
     case = folder.case
-    rank = f" on rank {case.rank}" if case.rank is not None else ""
     again = f", seen {case.seen} times" if case.seen > 1 else ""
     what = case.signature.summary
-    say(f"case {case.id}{rank}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
+    say(f"case {case.id}{case.on_ranks}: {case.kind}: {what}{again}; next: torchsleuth show {_name(folder)}")
 
 
 def _name(folder: CaseFolder) -> str:

@@ -60,11 +60,10 @@ def is_the_programs(case: Case) -> bool:
 
 def what_happened(case: Case, error: str = "") -> str:
     """One line: `"the process died: SIGSEGV while running a compiled graph"`; `error` is the text of the traceback."""
-    rank = f" on rank {case.rank}" if case.rank is not None else ""
     what = _wrong_number(case) or said(case, error)
     happened = "the program fails" if is_the_programs(case) else KINDS.get(case.kind, case.kind)
     kernel = case.extra.get("kernel")
-    return f"{happened}{rank}: {what}{f' ({kernel})' if kernel else ''}"
+    return f"{happened}{case.on_ranks}: {what}{f' ({kernel})' if kernel else ''}"
 
 
 def whose_bug(case: Case) -> str:

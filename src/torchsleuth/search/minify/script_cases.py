@@ -139,7 +139,7 @@ def _write(cases_dir: Path, record: GraphRecord, graph: str, expected: Signature
     calls = record.calls or len(re.findall(r"^\s+\w+ = ", graph, re.MULTILINE))
     how = record.settings
     case = Case(
-        id=case_id(fingerprint(expected), record.hash, None, version("torch"), graph),
+        id=case_id(fingerprint(expected), record.hash, version("torch"), graph),
         created=now(),
         torch=version("torch"),
         device="cpu",
@@ -197,7 +197,7 @@ def case_of_program(
     uncompiled = run_whole(questions, text, _clock(how), UNCOMPILED)
     torch, extra = version("torch"), _what_runs_take(seen, first, uncompiled, how)
     case = Case(
-        id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), None, torch),
+        id=case_id(fingerprint(seen), hashlib.sha256(text.encode()).hexdigest(), torch),
         created=now(),
         torch=torch,
         device="cpu",

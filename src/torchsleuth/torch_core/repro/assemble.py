@@ -118,7 +118,7 @@ def _case(process: WatchedProcess, failure: Failure, record: GraphRecord | None)
     torch_version = (record.versions.get("torch") if record else None) or failure.torch or "unknown"
     inputs = failure.inputs or (record.inputs if record else None)
     case = Case(
-        id=case_id(fingerprint(signature), graph_hash, rank, torch_version),
+        id=case_id(fingerprint(signature), graph_hash, torch_version),
         created=now,
         last_seen=now,
         torch=torch_version,
