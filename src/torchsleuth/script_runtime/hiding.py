@@ -137,7 +137,7 @@ _HIDE_REWRITES = [
         rf"{_HIDE_PART}+",
     ),
     _hide_rule(
-        rf"(?<![\w-])(?P<name>[\w-]*?{_HIDE_STRONG}[\w-]*){_HIDE_CLOSED}(?!\s+is\b){_HIDE_GIVEN}(?:[rbuf]?{_HIDE_QUOTE})?(?:![a-z]+\s+)?",
+        rf"(?<![\w-])(?P<name>[\w-]{{0,60}}?{_HIDE_STRONG}[\w-]{{0,60}}){_HIDE_CLOSED}(?!\s+is\b){_HIDE_GIVEN}(?:[rbuf]?{_HIDE_QUOTE})?(?:![a-z]+\s+)?",
         rf"(?!(?:[\w.]+\.)?(?P=name)\b){_HIDE_TYPE}(?!(?:the|an?|password|string|optional|required|to)\b){_HIDE_CODE}{_HIDE_PART}{{3,}}",
     ),
     # A key at the beginning of a line holds what follows, also several words.
