@@ -238,13 +238,13 @@ def say_no_graph(program: ProgramToObserve, run: ObservedRun) -> None:
         say(f"no function called {program.only} was compiled; without --only all that are compiled are told")
     elif failed_compiles(run.events):
         say("no other graph was compiled")
-    elif run.program_status:
-        say("nothing had been compiled by then")
     elif stopped := capture_stopped(run.events):
         names = ", ".join(f"`{name}`" for name in stopped[:3])
         say(
             f"no graph came of {names}: `torchsleuth explain {shlex.join(program.line[1:])}` shows where capture stops"
         )
+    elif run.program_status:
+        say("nothing had been compiled by then")
     else:
         say_nothing_compiled()
 
