@@ -239,8 +239,6 @@ WITHOUT_FUSION = _without("without fusion of kernels", "fusion", {"fusion": {}})
 WITHOUT_INLINING = _without("without inlining of operators", "fusion", {"inlining": {}})
 WITHOUT_CUDAGRAPHS = _without("without CUDA graphs", "cudagraphs", {"cudagraphs": {}})
 WITHOUT_PATTERNS = _without("without patterns", None, {"patterns": {"but": NEEDED_PASSES}})
-
-
 WITHOUT_TEMPLATES = _without("without templates", "template", {"templates": {}})
 
 
@@ -261,19 +259,14 @@ def without_passes(passes: Sequence[tuple[str, str]]) -> Change:
     >>> without_passes([("post_grad_passes", "b2b_gemm")]).what
     'without b2b_gemm'
     """
-    windows: dict[str, dict[str, list[str]]] = {}
-    for subsystem, name in passes:
-        windows.setdefault(subsystem, {"names": []})["names"].append(name)
     names = [name for _, name in passes]
+    windows = {each: {"names": [n for subsystem, n in passes if subsystem == each]} for each, _ in passes}
     return _without(f"without {few(names)}", ", ".join(names), windows)
 
 
 def without_applications(subsystem: str, places: Sequence[int], what: str) -> Change:
     """Some of the times that a part of Inductor was used, by number."""
     return _without(what, None, {subsystem: {"skip": list(places)}})
-
-
-# Decompositions left out below Inductor.
 
 
 def without_decompositions(ops: Sequence[str]) -> Change:
@@ -472,8 +465,9 @@ ONE_SIZE = replace(STATIC, disables="one compile for many sizes: every new size 
 
 def other_backend(name: str) -> Change:
     """The last resort: another compiler, or none. `other_backend("aot_eager").how`."""
-    own = name == "inductor"
-    disables = "nothing but your backend" if own else "all code generation: kernels are eager's"
+    disables = (
+        "nothing but your backend" if name == "inductor" else "all code generation: kernels are eager's"
+    )
     how = f'torch.compile(model, backend="{name}")'
     return Change(name=f"backend {name}", how=how, disables=disables, reach=BACKEND, backend=name)
 
