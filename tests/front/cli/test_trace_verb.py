@@ -1,6 +1,7 @@
 """`torchsleuth trace` on real programs: the capture as a tree, and a debug folder whose scripts run by themselves."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -118,8 +119,11 @@ def test_torchs_own_trace_and_the_log_are_kept_beside_it(whole):
 
 def test_the_page_stands_alone_and_holds_every_frame(whole):
     folder, _, told = whole
-    page = (folder / "cases" / "runs" / told["run"] / "index.html").read_text()
-    assert "Model.forward" in page and "src=" not in page and "href=" not in page
+    beside = folder / "cases" / "runs" / told["run"]
+    page = (beside / "index.html").read_text()
+    assert "Model.forward" in page and "src=" not in page
+    links = re.findall(r'href="([^"]*)"', page)
+    assert links and all(link.startswith("#") or (beside / link).exists() for link in links), links
 
 
 def test_artefacts_can_be_switched_off(tmp_path):

@@ -152,7 +152,7 @@ def test_the_picture_is_one_whatever_names_a_stranger_gave():
 
 def test_a_failure_without_numbers_is_sent_to_triage(tmp_path):
     case = replace(make(), kind="crash")
-    with pytest.raises(NotNumerical, match=r"no wrong result .*torchsleuth triage"):
+    with pytest.raises(NotNumerical, match=r"is not a wrong result .*torchsleuth triage"):
         analyze_case(CaseFolder(tmp_path, case), questions=None)
 
 
