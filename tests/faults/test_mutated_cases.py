@@ -210,7 +210,10 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
     return found
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+@pytest.mark.parametrize(
+    "reader",
+    [pytest.param(r, id=r.__name__, marks=[pytest.mark.slow] * (r is looking)) for r in READERS],
+)
 @given(st.integers(0, 63), MUTATIONS)
 @OPTIONS
 def test_damage_is_one_sentence(seeds, reader, which: int, mutations: list[Mutation]) -> None:
